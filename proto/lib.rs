@@ -5,6 +5,7 @@
 //! the docs of these types.
 
 /// Version 1 of the contract.
+#[allow(unused_qualifications, reason = "generated code spells its paths out")]
 pub mod v1 {
     tonic::include_proto!("fencepost.v1");
 

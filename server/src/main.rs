@@ -1,2 +1,95 @@
-//! Server.
-fn main() {}
+//! `fencepostd`, the Fencepost lock server: gRPC in front, the PostgreSQL that
+//! its users already run behind.
+//!
+//! Imports follow one direction: `app` → { `service`, `purge` } → `store` →
+//! `lock`. `lock` knows neither gRPC nor Postgres, `store` alone knows SQL, and
+//! `service` alone knows tonic.
+
+mod app;
+mod args;
+mod clock;
+mod config;
+mod http;
+mod lock;
+mod private_postgres;
+mod purge;
+mod service;
+mod shutdown;
+mod store;
+mod telemetry;
+
+use std::{process::ExitCode, time::Duration};
+
+use clap::Parser as _;
+
+use crate::{
+    app::AppError,
+    args::{Cli, Command, Environment},
+    config::Config,
+    telemetry::Chain,
+};
+
+/// sysexits(3).
+const USAGE: u8 = 64;
+const BUG: u8 = 70;
+const CONFIGURATION: u8 = 78;
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // --help and --version come this way too.
+            let code = if error.use_stderr() {
+                ExitCode::from(USAGE)
+            } else {
+                ExitCode::SUCCESS
+            };
+            let _ = error.print();
+            return code;
+        }
+    };
+    if telemetry::init(cli.log_format, &cli.log).is_err() {
+        let _ = Cli::try_parse_from(["fencepostd", "--log", ""]);
+        return ExitCode::from(CONFIGURATION);
+    }
+    let command = cli.command.clone();
+    let config = match Config::new(cli, Environment::read()) {
+        Ok(config) => config,
+        Err(error) => {
+            tracing::error!("{}", Chain(&error));
+            return ExitCode::from(CONFIGURATION);
+        }
+    };
+    let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+    {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            tracing::error!("{}", Chain(&error));
+            return ExitCode::from(BUG);
+        }
+    };
+    let ended = runtime.block_on(run(command, config));
+    // What still runs belongs to connections that were given up on.
+    runtime.shutdown_timeout(Duration::from_millis(100));
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{}", Chain(&error));
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+async fn run(command: Option<Command>, config: Config) -> Result<(), AppError> {
+    match command {
+        None => app::serve(config).await,
+        Some(Command::Migrate) => app::migrate(config).await,
+        Some(Command::AdvanceTokens { at_least, force }) => {
+            let advanced = app::advance_tokens(config, at_least, force).await?;
+            tracing::info!(from = advanced.from, to = advanced.to, "tokens advanced");
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! The composition of the server: what runs, who joins it, how it stops.
+//!
+//! Every long task is in one `JoinSet`; one that ends before the drain is a
+//! bug and stops the process. The drain runs in phases under one budget:
+//! health says NOT_SERVING while calls are still taken (`--drain-delay`); the
+//! ports close and clients are sent elsewhere (GOAWAY); calls and database work
+//! under way are finished and orphans given back; idle connections are left to
+//! end with the process. Locks stay.
+
+use std::{future::Future, time::Duration};
+
+use tokio::{
+    net::TcpListener,
+    task::JoinSet,
+    time::{Instant, timeout, timeout_at},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    config::{Config, DatabaseSource, DrainConfig},
+    http,
+    private_postgres::{PrivatePostgres, PrivatePostgresError},
+    purge,
+    service::{self, health},
+    shutdown::{Signal, Signals},
+    store::{self, AdvanceError, Advanced, DatabaseUrl, MigrateError, Store, StoreConfig},
+    telemetry::Chain,
+};
+
+/// Why the server did not run, or ended by itself.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AppError {
+    #[error("the private Postgres")]
+    PrivatePostgres(#[from] PrivatePostgresError),
+    #[error("the database URL")]
+    DatabaseUrl(#[from] store::BadDatabaseUrl),
+    #[error("the database cannot be used")]
+    Migrate(#[from] MigrateError),
+    #[error("tokens were not advanced")]
+    Advance(#[from] AdvanceError),
+    #[error("cannot listen on {0}")]
+    Listen(std::net::SocketAddr, #[source] std::io::Error),
+    #[error("signals cannot be watched")]
+    Signals(#[source] std::io::Error),
+    #[error("the store cannot be set up")]
+    Store(#[from] crate::lock::Outage),
+    #[error("a task of the server ended by itself: {0}")]
+    TaskEnded(&'static str),
+}
+
+impl AppError {
+    /// sysexits(3), as the manual lists them.
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            Self::PrivatePostgres(
+                PrivatePostgresError::NotInstalled | PrivatePostgresError::InUse { .. },
+            )
+            | Self::DatabaseUrl(_)
+            | Self::Listen(..)
+            | Self::Migrate(
+                MigrateError::TooOld(_) | MigrateError::NotUtf8(_) | MigrateError::FsyncOff,
+            ) => 78,
+            Self::Advance(AdvanceError::Outage(_))
+            | Self::PrivatePostgres(_)
+            | Self::Migrate(
+                MigrateError::Away(_)
+                | MigrateError::ReadOnly
+                | MigrateError::Failed(_)
+                | MigrateError::Busy,
+            ) => 69,
+            Self::Advance(
+                AdvanceError::Lower { .. }
+                | AdvanceError::Absurd { .. }
+                | AdvanceError::Exhausted { .. },
+            ) => 64,
+            Self::Signals(_) | Self::Store(_) | Self::TaskEnded(_) => 70,
+        }
+    }
+}
+
+/// How long a start waits for the database: long enough for one that starts
+/// at the same time, short enough that a wrong address is soon seen.
+const START_BUDGET: Duration = Duration::from_secs(30);
+
+/// How long clients get to close idle connections once all calls are over.
+const FAREWELL: Duration = Duration::from_millis(300);
+
+/// A database to work with.
+struct Database {
+    url: DatabaseUrl,
+    private: Option<PrivatePostgres>,
+}
+
+impl Database {
+    /// Starts the private Postgres if there is one, and brings the schema up to date.
+    async fn open(source: DatabaseSource, config: &StoreConfig) -> Result<Self, AppError> {
+        let database = match source {
+            DatabaseSource::Url(url) => Self { url, private: None },
+            DatabaseSource::Private(dir) => {
+                let postgres = PrivatePostgres::start(&dir).await?;
+                tracing::info!(url = postgres.url(), data_dir = %dir.display(), "private postgres ready");
+                Self {
+                    url: postgres.url().parse()?,
+                    private: Some(postgres),
+                }
+            }
+        };
+        let (before, after) = store::migrate(&database.url, config, START_BUDGET).await?;
+        if before != after {
+            tracing::info!(before, after, "schema migrated");
+        }
+        Ok(database)
+    }
+
+    async fn close(self) {
+        if let Some(postgres) = self.private
+            && let Err(error) = postgres.stop().await
+        {
+            tracing::warn!(error = %Chain(&error), "the private Postgres did not stop");
+        }
+    }
+}
+
+/// `fencepostd migrate`.
+pub(crate) async fn migrate(config: Config) -> Result<(), AppError> {
+    Database::open(config.database, &config.store)
+        .await?
+        .close()
+        .await;
+    Ok(())
+}
+
+/// `fencepostd advance-tokens`.
+pub(crate) async fn advance_tokens(
+    config: Config,
+    at_least: Option<i64>,
+    force: bool,
+) -> Result<Advanced, AppError> {
+    let database = Database::open(config.database, &config.store).await?;
+    let store = Store::new(&database.url, config.store)?;
+    let advanced = store.advance_tokens(at_least, force).await;
+    store.drain().await;
+    database.close().await;
+    Ok(advanced?)
+}
+
+/// Serves until a signal, then drains.
+pub(crate) async fn serve(config: Config) -> Result<(), AppError> {
+    // Signals first: a start that hangs can be ended like a server.
+    let mut signals = Signals::new().map_err(AppError::Signals)?;
+    let started = tokio::select! {
+        started = Server::start(config) => started,
+        _ = signals.next() => return Ok(()),
+    };
+    let mut server = started?;
+    let ended = tokio::select! {
+        signal = signals.next() => {
+            tracing::info!(?signal, "draining");
+            let delay = match signal {
+                Signal::Terminate => server.drain_config.delay,
+                // Somebody waits at a terminal.
+                Signal::Interrupt => Duration::ZERO,
+            };
+            tokio::select! {
+                () = server.drain(delay) => {}
+                _ = signals.next() => tracing::warn!("told to stop again: not waiting for the drain"),
+            }
+            Ok(())
+        }
+        name = server.first_end() => Err(AppError::TaskEnded(name)),
+    };
+    server.database.close().await;
+    ended
+}
+
+struct Server {
+    drain_config: DrainConfig,
+    database: Database,
+    store: Store,
+    /// Each ends with its name, so that a log can say which one it was.
+    tasks: JoinSet<&'static str>,
+    calls: TaskTracker,
+    draining: CancellationToken,
+    closing: CancellationToken,
+}
+
+impl Server {
+    async fn start(config: Config) -> Result<Self, AppError> {
+        let listener = bind(config.listen).await?;
+        let http_listener = bind(config.http_listen).await?;
+        let health_listener = match config.health_listen {
+            Some(address) => Some(bind(address).await?),
+            None => None,
+        };
+        let database = Database::open(config.database, &config.store).await?;
+        let retention = config.store.purge_retention;
+        let store = Store::new(&database.url, config.store)?;
+
+        let calls = TaskTracker::new();
+        let draining = CancellationToken::new();
+        let closing = CancellationToken::new();
+        let (reporter, health) = health::channel();
+        let grpc = listener
+            .local_addr()
+            .map_err(|error| AppError::Listen(config.listen, error))?;
+        let http = http_listener
+            .local_addr()
+            .map_err(|error| AppError::Listen(config.http_listen, error))?;
+
+        let mut tasks = JoinSet::new();
+        tasks.spawn(named("health watch", watch(store.clone(), closing.clone())));
+        tasks.spawn(named(
+            "give back",
+            give_back(store.clone(), closing.clone()),
+        ));
+        tasks.spawn(named(
+            "purge",
+            purge::run(store.clone(), retention, closing.clone()),
+        ));
+        tasks.spawn(named(
+            "health report",
+            reporter.run(store.health(), draining.clone(), closing.clone()),
+        ));
+        tasks.spawn(named(
+            "http",
+            logged(http::serve(http_listener, health.clone(), closing.clone())),
+        ));
+        if let Some(listener) = health_listener {
+            let served = service::serve_health(listener, health.clone(), closing.clone());
+            tasks.spawn(named("health port", logged(served)));
+        }
+        let served = service::serve(
+            listener,
+            config.service,
+            store.clone(),
+            health,
+            calls.clone(),
+            closing.clone(),
+        );
+        tasks.spawn(named("grpc", logged(served)));
+        tracing::info!(%grpc, %http, "serving");
+        Ok(Self {
+            drain_config: config.drain,
+            database,
+            store,
+            tasks,
+            calls,
+            draining,
+            closing,
+        })
+    }
+
+    /// Waits for a task that ends although nobody told it to.
+    async fn first_end(&mut self) -> &'static str {
+        match self.tasks.join_next().await {
+            Some(Ok(name)) => name,
+            Some(Err(error)) => {
+                tracing::error!(%error, "a task panicked");
+                "panicked"
+            }
+            None => "all",
+        }
+    }
+
+    async fn drain(&mut self, delay: Duration) {
+        let deadline = Instant::now() + self.drain_config.timeout;
+        self.draining.cancel();
+        tokio::time::sleep(delay).await;
+        self.closing.cancel();
+        let work = async {
+            self.calls.close();
+            self.calls.wait().await;
+            self.store.drain().await;
+        };
+        if timeout_at(deadline, work).await.is_err() {
+            tracing::warn!("drain: out of time, work is left behind");
+            return;
+        }
+        let ends = async { while self.tasks.join_next().await.is_some() {} };
+        // What is open now is idle, or belongs to a client that does not answer.
+        let all_closed = timeout(FAREWELL, ends).await.is_ok();
+        tracing::info!(all_closed, "drained");
+    }
+}
+
+async fn bind(address: std::net::SocketAddr) -> Result<TcpListener, AppError> {
+    TcpListener::bind(address)
+        .await
+        .map_err(|error| AppError::Listen(address, error))
+}
+
+async fn named(name: &'static str, task: impl Future<Output = ()>) -> &'static str {
+    task.await;
+    name
+}
+
+async fn logged<E: std::error::Error + 'static>(task: impl Future<Output = Result<(), E>>) {
+    if let Err(error) = task.await {
+        tracing::error!(error = %Chain(&error), "a port is not served any more");
+    }
+}
+
+async fn watch(store: Store, stop: CancellationToken) {
+    store.watch_health(stop).await;
+}
+
+async fn give_back(store: Store, stop: CancellationToken) {
+    store.give_back(stop).await;
+}

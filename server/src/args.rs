@@ -1,0 +1,172 @@
+//! The flags of `fencepostd`, each with a `FENCEPOST_*` twin in the
+//! environment. What they mean is for [`crate::config`].
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::{store::SynchronousCommit, telemetry::LogFormat};
+
+/// A distributed lock server: named locks with a TTL and a fencing token,
+/// over gRPC, kept in PostgreSQL.
+#[derive(Debug, Parser)]
+#[command(name = "fencepostd", version, args_conflicts_with_subcommands = false)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
+
+    #[command(flatten)]
+    pub(crate) serve: ServeArgs,
+
+    #[command(flatten)]
+    pub(crate) database: DatabaseArgs,
+
+    /// The form of the log on standard error.
+    #[arg(
+        long,
+        env = "FENCEPOST_LOG_FORMAT",
+        value_enum,
+        default_value = "text",
+        global = true
+    )]
+    pub(crate) log_format: LogFormat,
+
+    /// What is logged: a level, or directives such as info,fencepostd=debug.
+    #[arg(long, env = "FENCEPOST_LOG", default_value = "info", global = true)]
+    pub(crate) log: String,
+}
+
+/// Without a command, the server serves.
+#[derive(Debug, Clone, Subcommand)]
+pub(crate) enum Command {
+    /// Make or update the schema, and stop.
+    Migrate,
+    /// Move the fencing tokens ahead by hand: after a data-only restore, or
+    /// after a virtual machine was rolled back together with its memory.
+    AdvanceTokens {
+        /// Go at least this far. Never lowers.
+        #[arg(long, value_name = "TOKEN", value_parser = clap::value_parser!(i64).range(1..))]
+        at_least: Option<i64>,
+        /// Go there although it is more than a year ahead of the clock.
+        #[arg(long, requires = "at_least")]
+        force: bool,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// Where gRPC is served.
+    #[arg(long, env = "FENCEPOST_LISTEN", default_value = "127.0.0.1:50051")]
+    pub(crate) listen: SocketAddr,
+
+    /// Where /livez and /readyz are served over HTTP.
+    #[arg(long, env = "FENCEPOST_HTTP_LISTEN", default_value = "127.0.0.1:50052")]
+    pub(crate) http_listen: SocketAddr,
+
+    /// A second gRPC port with the health service alone.
+    #[arg(long, env = "FENCEPOST_HEALTH_LISTEN")]
+    pub(crate) health_listen: Option<SocketAddr>,
+
+    /// The shortest TTL that is granted.
+    #[arg(long, env = "FENCEPOST_MIN_TTL", default_value = "500ms", value_parser = humantime::parse_duration)]
+    pub(crate) min_ttl: Duration,
+
+    /// The longest TTL that is granted.
+    #[arg(long, env = "FENCEPOST_MAX_TTL", default_value = "24h", value_parser = humantime::parse_duration)]
+    pub(crate) max_ttl: Duration,
+
+    /// How long a call may take before it is answered DEADLINE_EXCEEDED.
+    #[arg(long, env = "FENCEPOST_REQUEST_TIMEOUT", default_value = "5s", value_parser = humantime::parse_duration,
+          global = true)]
+    pub(crate) request_timeout: Duration,
+
+    /// How long a name is kept after its last lease ended.
+    #[arg(long, env = "FENCEPOST_PURGE_RETENTION", default_value = "1h", value_parser = humantime::parse_duration)]
+    pub(crate) purge_retention: Duration,
+
+    /// After SIGTERM: how long calls are still taken while health says
+    /// NOT_SERVING, so that balancers can look away first.
+    #[arg(long, env = "FENCEPOST_DRAIN_DELAY", default_value = "3s", value_parser = humantime::parse_duration)]
+    pub(crate) drain_delay: Duration,
+
+    /// After SIGTERM: when the process ends, whatever clients do. Includes the
+    /// delay.
+    #[arg(long, env = "FENCEPOST_DRAIN_TIMEOUT", default_value = "25s", value_parser = humantime::parse_duration)]
+    pub(crate) drain_timeout: Duration,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DatabaseArgs {
+    /// Where the database is: postgresql://user:password@host:port/name. Also
+    /// DATABASE_URL. Other users of the machine can read flags: prefer a file.
+    /// Without any, a private Postgres is started in the data directory.
+    #[arg(
+        long,
+        env = "FENCEPOST_DATABASE_URL",
+        hide_env_values = true,
+        value_name = "URL",
+        global = true,
+        conflicts_with = "database_url_file"
+    )]
+    pub(crate) database_url: Option<String>,
+
+    /// A file that holds the database URL.
+    #[arg(
+        long,
+        env = "FENCEPOST_DATABASE_URL_FILE",
+        value_name = "FILE",
+        global = true
+    )]
+    pub(crate) database_url_file: Option<PathBuf>,
+
+    /// Connections to the database.
+    #[arg(long, env = "FENCEPOST_DATABASE_POOL_SIZE", default_value = "16", value_name = "N",
+          value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub(crate) database_pool_size: u16,
+
+    /// PgBouncer in transaction mode stands before the database.
+    #[arg(long, env = "FENCEPOST_PGBOUNCER", global = true)]
+    pub(crate) pgbouncer: bool,
+
+    /// Calls that may be at work in the database or wait for a connection at
+    /// one time. More are refused as RESOURCE_EXHAUSTED.
+    #[arg(long, env = "FENCEPOST_MAX_IN_FLIGHT", default_value = "4096", value_name = "N",
+          value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) max_in_flight: u32,
+
+    /// When a commit counts as done. With a synchronous standby, both wait for it.
+    #[arg(
+        long,
+        env = "FENCEPOST_SYNCHRONOUS_COMMIT",
+        value_enum,
+        default_value = "on"
+    )]
+    pub(crate) synchronous_commit: SynchronousCommit,
+
+    /// Serve on a database with fsync=off. A crash then forgets tokens.
+    #[arg(long, env = "FENCEPOST_ALLOW_FSYNC_OFF", global = true)]
+    pub(crate) allow_fsync_off: bool,
+
+    /// Where the private Postgres lives [root: /var/lib/fencepost, else
+    /// $XDG_STATE_HOME/fencepost].
+    #[arg(long, env = "FENCEPOST_DATA_DIR", value_name = "DIR", global = true)]
+    pub(crate) data_dir: Option<PathBuf>,
+}
+
+/// What the environment says beside the flags' twins.
+#[derive(Debug)]
+pub(crate) struct Environment {
+    pub(crate) database_url: Option<String>,
+    pub(crate) xdg_state_home: Option<std::ffi::OsString>,
+    pub(crate) home: Option<std::ffi::OsString>,
+}
+
+impl Environment {
+    pub(crate) fn read() -> Self {
+        Self {
+            database_url: std::env::var_os("DATABASE_URL").and_then(|url| url.into_string().ok()),
+            xdg_state_home: std::env::var_os("XDG_STATE_HOME"),
+            home: std::env::var_os("HOME"),
+        }
+    }
+}

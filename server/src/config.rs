@@ -1,0 +1,135 @@
+//! What the flags mean, checked once before anything is bound or connected.
+
+use std::{fs, net::SocketAddr, path::PathBuf, time::Duration};
+
+use crate::{
+    args::{Cli, Environment},
+    lock::TtlLimits,
+    private_postgres::default_data_dir,
+    service::ServiceConfig,
+    store::{BadDatabaseUrl, DatabaseUrl, Limits, StoreConfig},
+};
+
+/// The configuration of a server.
+#[derive(Debug)]
+pub(crate) struct Config {
+    pub(crate) listen: SocketAddr,
+    pub(crate) http_listen: SocketAddr,
+    pub(crate) health_listen: Option<SocketAddr>,
+    pub(crate) service: ServiceConfig,
+    pub(crate) database: DatabaseSource,
+    pub(crate) store: StoreConfig,
+    pub(crate) drain: DrainConfig,
+}
+
+/// How the server stops.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DrainConfig {
+    /// How long calls are still taken while health says NOT_SERVING.
+    pub(crate) delay: Duration,
+    /// When the process ends, counted from the signal.
+    pub(crate) timeout: Duration,
+}
+
+/// Where the database is.
+#[derive(Debug)]
+pub(crate) enum DatabaseSource {
+    Url(DatabaseUrl),
+    /// A Postgres of our own in this directory.
+    Private(PathBuf),
+}
+
+/// What is wrong with the flags. Names them, and repeats no secret.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ConfigError {
+    #[error(transparent)]
+    DatabaseUrl(#[from] BadDatabaseUrl),
+    #[error("--database-url-file cannot be read")]
+    DatabaseUrlFile(#[source] std::io::Error),
+    #[error("--data-dir is needed: neither XDG_STATE_HOME nor HOME is set")]
+    NoDataDir,
+    #[error("--min-ttl must be at least 1ms and not above --max-ttl")]
+    MinTtl,
+    #[error("--max-ttl must be at most 365days")]
+    MaxTtl,
+    #[error("--request-timeout must be 100ms to 10m")]
+    RequestTimeout,
+    #[error("--purge-retention must be at least ten times --request-timeout and at most ten years")]
+    PurgeRetention,
+    #[error("--drain-timeout must be above --drain-delay")]
+    DrainTimeout,
+}
+
+const DAY: Duration = Duration::from_secs(86_400);
+
+impl Config {
+    pub(crate) fn new(cli: Cli, environment: Environment) -> Result<Self, ConfigError> {
+        let Cli {
+            command: _,
+            serve,
+            database,
+            log_format: _,
+            log: _,
+        } = cli;
+        let ttl = TtlLimits {
+            min: serve.min_ttl,
+            max: serve.max_ttl,
+        };
+        if ttl.min < Duration::from_millis(1) || ttl.min > ttl.max {
+            return Err(ConfigError::MinTtl);
+        }
+        if ttl.max > DAY * 365 {
+            return Err(ConfigError::MaxTtl);
+        }
+        let budget = serve.request_timeout;
+        if budget < Duration::from_millis(100) || budget > Duration::from_secs(600) {
+            return Err(ConfigError::RequestTimeout);
+        }
+        // No statement of ours may be alive when a row it knew of goes.
+        if serve.purge_retention < budget * 10 || serve.purge_retention > DAY * 3650 {
+            return Err(ConfigError::PurgeRetention);
+        }
+        if serve.drain_timeout <= serve.drain_delay {
+            return Err(ConfigError::DrainTimeout);
+        }
+        let url = match (database.database_url, database.database_url_file) {
+            (Some(url), _) => Some(url),
+            (None, Some(file)) => {
+                Some(fs::read_to_string(file).map_err(ConfigError::DatabaseUrlFile)?)
+            }
+            (None, None) => environment.database_url,
+        };
+        let source = match (url, database.data_dir) {
+            (Some(url), _) => DatabaseSource::Url(url.parse()?),
+            (None, Some(dir)) => DatabaseSource::Private(dir),
+            (None, None) => {
+                let is_root = rustix::process::geteuid().is_root();
+                let dir = default_data_dir(is_root, environment.xdg_state_home, environment.home);
+                DatabaseSource::Private(dir.ok_or(ConfigError::NoDataDir)?)
+            }
+        };
+        Ok(Self {
+            listen: serve.listen,
+            http_listen: serve.http_listen,
+            health_listen: serve.health_listen,
+            service: ServiceConfig {
+                ttl,
+                request_timeout: budget,
+            },
+            database: source,
+            store: StoreConfig {
+                pgbouncer: database.pgbouncer,
+                pool_size: database.database_pool_size.into(),
+                max_in_flight: usize::try_from(database.max_in_flight).unwrap_or(usize::MAX),
+                synchronous_commit: database.synchronous_commit,
+                allow_fsync_off: database.allow_fsync_off,
+                purge_retention: serve.purge_retention,
+                limits: Limits::within(budget),
+            },
+            drain: DrainConfig {
+                delay: serve.drain_delay,
+                timeout: serve.drain_timeout,
+            },
+        })
+    }
+}

@@ -1,0 +1,97 @@
+//! All that knows gRPC: wire types in, [`Store`] calls, wire types out.
+//!
+//! A call passes the [`edge`], which bounds its time and rewrites what tonic
+//! answers by itself; then its handler, which checks every field ([`convert`])
+//! before the database sees anything. Every error becomes a `tonic::Status` in
+//! [`status`] and nowhere else. Who the caller is would be known at the edge.
+
+mod convert;
+mod edge;
+pub(crate) mod health;
+mod incoming;
+mod locks;
+mod status;
+
+use std::time::Duration;
+
+use fencepost_proto::v1::{self, lock_service_server::LockServiceServer};
+use tokio::net::TcpListener;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tonic::transport::Server;
+
+use self::{edge::EdgeLayer, health::HealthService, incoming::Incoming, locks::Locks};
+use crate::{lock::TtlLimits, store::Store};
+
+/// The largest request: the largest valid one is far smaller.
+const MAX_MESSAGE: usize = 64 * 1024;
+
+/// What the service must be told.
+#[derive(Debug, Clone)]
+pub(crate) struct ServiceConfig {
+    pub(crate) ttl: TtlLimits,
+    /// What one call may take.
+    pub(crate) request_timeout: Duration,
+}
+
+/// Serves locks, health and reflection on `listener` until `closing`; then
+/// refuses new calls and returns once every connection has ended.
+///
+/// `calls` counts the calls under way.
+pub(crate) async fn serve(
+    listener: TcpListener,
+    config: ServiceConfig,
+    store: Store,
+    health: HealthService,
+    calls: TaskTracker,
+    closing: CancellationToken,
+) -> Result<(), tonic::transport::Error> {
+    let locks = LockServiceServer::new(Locks::new(store, config.ttl))
+        .max_decoding_message_size(MAX_MESSAGE);
+    let reflection = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(v1::FILE_DESCRIPTOR_SET)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+    };
+    let mut router = server()
+        .layer(EdgeLayer::new(config.request_timeout, calls))
+        .add_service(locks)
+        .add_service(health.into_server());
+    // Our own descriptors, built into the binary: they decode.
+    if let Ok(v1) = reflection().build_v1() {
+        router = router.add_service(v1);
+    }
+    if let Ok(v1alpha) = reflection().build_v1alpha() {
+        router = router.add_service(v1alpha);
+    }
+    router
+        .serve_with_incoming_shutdown(Incoming::new(listener), closing.cancelled_owned())
+        .await
+}
+
+/// Serves health alone, for probes that cannot reach the main port.
+pub(crate) async fn serve_health(
+    listener: TcpListener,
+    health: HealthService,
+    closing: CancellationToken,
+) -> Result<(), tonic::transport::Error> {
+    server()
+        .add_service(health.into_server())
+        .serve_with_incoming_shutdown(Incoming::new(listener), closing.cancelled_owned())
+        .await
+}
+
+/// What all our ports have in common.
+fn server() -> Server {
+    Server::builder()
+        // A peer that is dead or frozen is found out in ten seconds.
+        .http2_keepalive_interval(Some(Duration::from_secs(5)))
+        .http2_keepalive_timeout(Some(Duration::from_secs(5)))
+        // tonic leaves it open.
+        .max_concurrent_streams(20_000)
+        // h2 budgets small frames by the connection window; the default kills a
+        // connection that opens thousands of streams at once.
+        .initial_connection_window_size(16 * 1024 * 1024)
+        // Thousands of calls cancelled at once must not kill a connection with
+        // the others on it; their cost is bounded by the store.
+        .http2_max_pending_accept_reset_streams(Some(20_000))
+}

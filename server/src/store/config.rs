@@ -1,0 +1,144 @@
+//! What the store must be told: where the database is, and how patient to be.
+
+use std::{fmt, str::FromStr, time::Duration};
+
+use tokio_postgres::{Config, config::SslMode};
+
+/// How the store talks to its database.
+#[derive(Debug, Clone)]
+pub(crate) struct StoreConfig {
+    /// Whether PgBouncer in transaction mode stands in between.
+    pub(crate) pgbouncer: bool,
+    /// Connections of this server. Too few: calls wait for one. Too many: they
+    /// take from what the database allows to everybody.
+    pub(crate) pool_size: usize,
+    /// Work in the database at one time; more is refused as overload.
+    pub(crate) max_in_flight: usize,
+    pub(crate) synchronous_commit: SynchronousCommit,
+    /// Serve on a database with `fsync=off`, which forgets tokens in a crash.
+    pub(crate) allow_fsync_off: bool,
+    /// How long a row stays after its lease ended.
+    pub(crate) purge_retention: Duration,
+    pub(crate) limits: Limits,
+}
+
+/// When a commit counts as done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub(crate) enum SynchronousCommit {
+    /// Flushed here and, with a synchronous standby, there.
+    On,
+    /// And applied there, for readers on the standby.
+    RemoteApply,
+}
+
+impl SynchronousCommit {
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::On => "on",
+            Self::RemoteApply => "remote_apply",
+        }
+    }
+}
+
+/// How long each leg may take, so that all of it fits into a call's budget.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    /// Opening a connection.
+    pub(super) connect: Duration,
+    /// Waiting for a free one.
+    pub(super) wait: Duration,
+    /// Waiting for a row that somebody else has locked.
+    pub(super) lock: Duration,
+    /// A whole statement.
+    pub(super) statement: Duration,
+}
+
+impl Limits {
+    /// The legs of a call that is answered within `budget`.
+    pub(crate) fn within(budget: Duration) -> Self {
+        Self {
+            connect: budget.mul_f64(0.4),
+            wait: budget.mul_f64(0.6),
+            lock: budget.mul_f64(0.4),
+            statement: budget.mul_f64(0.8),
+        }
+    }
+}
+
+/// Where the database is. It holds a password, so it is never printed.
+#[derive(Clone)]
+pub(crate) struct DatabaseUrl(Config);
+
+/// Why a database URL was refused. Says nothing of what is in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum BadDatabaseUrl {
+    #[error("the database URL is malformed (expected postgresql://user@host:port/name)")]
+    Malformed,
+    #[error("the database URL names no host")]
+    NoHost,
+    #[error(
+        "the database URL asks for TLS (sslmode, sslrootcert, …), which this version does not have"
+    )]
+    Tls,
+}
+
+impl DatabaseUrl {
+    pub(super) fn client_config(&self) -> Config {
+        self.0.clone()
+    }
+}
+
+impl FromStr for DatabaseUrl {
+    type Err = BadDatabaseUrl;
+
+    fn from_str(url: &str) -> Result<Self, BadDatabaseUrl> {
+        // libpq's keys that the driver does not know; all are about TLS.
+        const TLS_KEYS: [&str; 4] = ["sslmode=verify-", "sslrootcert=", "sslcert=", "sslkey="];
+        if TLS_KEYS.iter().any(|key| url.contains(key)) {
+            return Err(BadDatabaseUrl::Tls);
+        }
+        let config: Config = url.trim().parse().map_err(|_| BadDatabaseUrl::Malformed)?;
+        if config.get_ssl_mode() == SslMode::Require {
+            return Err(BadDatabaseUrl::Tls);
+        }
+        if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
+            return Err(BadDatabaseUrl::NoHost);
+        }
+        Ok(Self(config))
+    }
+}
+
+impl fmt::Debug for DatabaseUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("DatabaseUrl(..)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{BadDatabaseUrl, DatabaseUrl};
+
+    #[test]
+    fn a_url_is_judged_without_repeating_it() {
+        let parse = |url: &str| url.parse::<DatabaseUrl>().map(|_| ());
+        assert_eq!(parse("postgresql://u:secret@127.0.0.1:5432/locks"), Ok(()));
+        assert_eq!(parse("postgresql://u@a:5432,b:5433/locks"), Ok(()));
+        assert_eq!(parse("host=/run/pg user=u dbname=locks"), Ok(()));
+        assert_eq!(
+            parse("postgresql://u:secret@:nonsense"),
+            Err(BadDatabaseUrl::Malformed)
+        );
+        assert_eq!(parse("postgresql:///locks"), Err(BadDatabaseUrl::NoHost));
+        assert_eq!(
+            parse("postgresql://u@h/l?sslmode=verify-full"),
+            Err(BadDatabaseUrl::Tls)
+        );
+        assert_eq!(
+            parse("postgresql://u@h/l?sslmode=require"),
+            Err(BadDatabaseUrl::Tls)
+        );
+        let url: DatabaseUrl = "postgresql://u:secret@h/l".parse().unwrap();
+        assert!(!format!("{url:?}").contains("secret"));
+    }
+}

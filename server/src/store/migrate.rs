@@ -1,0 +1,193 @@
+//! The schema, made and brought up to date by whoever starts first.
+//!
+//! All pending migrations run in one transaction, under an advisory lock of
+//! that transaction which is polled and never waited for: a replica that is
+//! killed leaves nothing behind, and nobody holds a snapshot while waiting. A
+//! change waits only briefly for a table lock before it gives way and tries
+//! again, since a waiting change would queue every renewal behind it.
+//!
+//! Old and new replicas run side by side: a migration only adds, and a server
+//! accepts a schema that is newer than itself.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tokio_postgres::{Client, SimpleQueryMessage};
+
+use super::{
+    config::{DatabaseUrl, StoreConfig},
+    failure::{is_lock_timeout, is_missing_schema},
+    pool::OwnConnection,
+    statement,
+};
+
+/// In order; a migration that has shipped is never changed.
+const MIGRATIONS: &[(i32, &str, &str)] = &[(1, "locks", include_str!("migrations/0001_locks.sql"))];
+
+/// "fencepos" in ASCII: the advisory lock of migrations.
+const ADVISORY_LOCK: i64 = 0x6665_6e63_6570_6f73;
+
+/// The oldest server whose statements we know to work.
+const OLDEST: i32 = 150_000;
+/// The newest server that the tests have seen.
+const NEWEST_TESTED: i32 = 159_999;
+
+/// Why the database cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum MigrateError {
+    #[error("the database is away")]
+    Away(#[source] tokio_postgres::Error),
+    #[error("the database is PostgreSQL {0}, and the oldest that is supported is 15")]
+    TooOld(i32),
+    #[error("the database's encoding is {0}, and names need UTF8")]
+    NotUtf8(String),
+    #[error("the database is a standby or read-only")]
+    ReadOnly,
+    #[error(
+        "the database runs with fsync=off and would forget tokens in a crash (--allow-fsync-off for a toy)"
+    )]
+    FsyncOff,
+    #[error("the schema could not be migrated")]
+    Failed(#[source] tokio_postgres::Error),
+    #[error("another replica's migration did not end in time")]
+    Busy,
+}
+
+/// Checks the database and brings its schema up to date, within `budget`.
+/// Returns the schema's version before and after.
+pub(crate) async fn migrate(
+    url: &DatabaseUrl,
+    config: &StoreConfig,
+    budget: Duration,
+) -> Result<(i32, i32), MigrateError> {
+    let deadline = Instant::now() + budget;
+    let work = async {
+        let connection = OwnConnection::open(url, config)
+            .await
+            .map_err(MigrateError::Away)?;
+        check(&connection.client, config).await?;
+        loop {
+            if let Some(versions) = try_migrate(&connection.client).await? {
+                return Ok(versions);
+            }
+            tokio::time::sleep(Duration::from_millis(rand::random_range(50..150))).await;
+        }
+    };
+    tokio::time::timeout_at(deadline, work)
+        .await
+        .unwrap_or(Err(MigrateError::Busy))
+}
+
+async fn check(client: &Client, config: &StoreConfig) -> Result<(), MigrateError> {
+    let rows = client
+        .query_typed(statement::CHECK.sql, &[])
+        .await
+        .map_err(MigrateError::Away)?;
+    let row = rows.first().ok_or(MigrateError::ReadOnly)?;
+    let get = |error| MigrateError::Failed(error);
+    let version: i32 = row.try_get("version").map_err(get)?;
+    let encoding: String = row.try_get("encoding").map_err(get)?;
+    if version < OLDEST {
+        return Err(MigrateError::TooOld(version / 10_000));
+    }
+    if encoding != "UTF8" {
+        return Err(MigrateError::NotUtf8(encoding));
+    }
+    if row.try_get("read_only").map_err(get)? {
+        return Err(MigrateError::ReadOnly);
+    }
+    if !row.try_get::<_, bool>("fsync").map_err(get)? && !config.allow_fsync_off {
+        return Err(MigrateError::FsyncOff);
+    }
+    if version > NEWEST_TESTED {
+        tracing::warn!(
+            version = version / 10_000,
+            "this PostgreSQL is newer than any the tests have seen"
+        );
+    }
+    Ok(())
+}
+
+/// One try. None when another replica is at it, or a table stayed locked.
+async fn try_migrate(client: &Client) -> Result<Option<(i32, i32)>, MigrateError> {
+    let latest = MIGRATIONS.last().map_or(0, |(version, ..)| *version);
+    let found = version(client).await.map_err(MigrateError::Failed)?;
+    if found >= latest {
+        return Ok(Some((found, found)));
+    }
+    match apply(client, latest).await {
+        Ok(done) => Ok(done),
+        Err(error) => {
+            // Ends the failed transaction; its own failure changes nothing.
+            let _ = client.batch_execute("ROLLBACK").await;
+            if is_lock_timeout(&error) {
+                Ok(None)
+            } else {
+                Err(MigrateError::Failed(error))
+            }
+        }
+    }
+}
+
+/// Simple queries throughout: they need no session state, so that PgBouncer
+/// may stand in between.
+async fn apply(client: &Client, latest: i32) -> Result<Option<(i32, i32)>, tokio_postgres::Error> {
+    client
+        .batch_execute(
+            "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '1s'; \
+             SET LOCAL statement_timeout = '60s'; SET LOCAL synchronous_commit = 'on'; \
+             SET LOCAL client_min_messages = 'warning'; SET LOCAL search_path = 'pg_catalog'",
+        )
+        .await?;
+    let locked = single(
+        client,
+        &format!("SELECT pg_try_advisory_xact_lock({ADVISORY_LOCK})"),
+    )
+    .await?;
+    if locked.as_deref() != Some("t") {
+        client.batch_execute("ROLLBACK").await?;
+        return Ok(None);
+    }
+    client
+        .batch_execute(
+            "CREATE SCHEMA IF NOT EXISTS fencepost; \
+             CREATE TABLE IF NOT EXISTS fencepost.migrations ( \
+                 version integer PRIMARY KEY, name text NOT NULL, \
+                 applied_at timestamptz NOT NULL DEFAULT clock_timestamp())",
+        )
+        .await?;
+    let found = current_version(client).await?;
+    for (version, name, sql) in MIGRATIONS.iter().filter(|(version, ..)| *version > found) {
+        client.batch_execute(sql).await?;
+        client
+            .batch_execute(&format!(
+                "INSERT INTO fencepost.migrations (version, name) VALUES ({version}, '{name}')"
+            ))
+            .await?;
+    }
+    client.batch_execute("COMMIT").await?;
+    Ok(Some((found, found.max(latest))))
+}
+
+/// The schema's version; 0 when there is none.
+async fn version(client: &Client) -> Result<i32, tokio_postgres::Error> {
+    match current_version(client).await {
+        Err(error) if is_missing_schema(&error) => Ok(0),
+        other => other,
+    }
+}
+
+async fn current_version(client: &Client) -> Result<i32, tokio_postgres::Error> {
+    let version = single(client, "SELECT max(version) FROM fencepost.migrations").await?;
+    Ok(version
+        .and_then(|version| version.parse().ok())
+        .unwrap_or(0))
+}
+
+async fn single(client: &Client, sql: &str) -> Result<Option<String>, tokio_postgres::Error> {
+    let messages = client.simple_query(sql).await?;
+    Ok(messages.iter().find_map(|message| match message {
+        SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
+        _ => None,
+    }))
+}

@@ -1,0 +1,190 @@
+//! The store: leases in Postgres, and the only code that knows SQL.
+//!
+//! # Who decides
+//!
+//! The database decides, by its own clock, on one row under its lock. This
+//! server's memory decides nothing: replicas share a database and know nothing
+//! of each other. What a statement says of the time left is corrected by how
+//! long ago we sent it, on our own monotonic clock, so that an answer held up
+//! by a stalled commit never promises time that has passed.
+//!
+//! # What names a lease
+//!
+//! The fencing token, drawn from one sequence under the row's lock, larger than
+//! every earlier token of the resource. Release and expiry keep the row. A row
+//! is deleted only when it has been idle for a retention far above every
+//! statement limit ([`Store::purge_page`]).
+//!
+//! # Where a token may come from
+//!
+//! A sequence remembers only what its own server durably knew. Acquire and Get
+//! therefore carry a guard: the running server and the sequence's storage are
+//! the ones that the identity row names. Where they are not (a restart, a
+//! promotion, a restore) the statement does nothing, the sequence leaps ahead
+//! of every past there could have been (`leap.sql`), and the statement is
+//! repeated. Two belts: the row refuses a token that is not above its last one,
+//! and a grant whose token is not above all that this replica had seen before
+//! it asked is given back, and forces a leap.
+//!
+//! # Callers that go away
+//!
+//! A call's database work runs in a task of the store's tracker, not in the
+//! caller's future: dropping the caller cancels no statement and poisons no
+//! connection. A [`Grant`] that is dropped before it was claimed, because its
+//! caller had gone, is given back; so is an Acquire whose outcome is unknown.
+//! Only the call that created a lease gives it back, and only while no replay
+//! has claimed it and no renewal was seen ([`give_back`]).
+//!
+//! # What is repeated
+//!
+//! Only what Postgres itself refused with an SQLSTATE that invites repetition,
+//! and what gave its own grant back. A lost connection is an unknown outcome,
+//! which only the caller can resolve, by repeating its call.
+
+mod acquire;
+mod advance;
+mod config;
+mod failure;
+mod get;
+mod give_back;
+mod identity;
+mod migrate;
+mod pool;
+mod probe;
+mod purge;
+mod release;
+mod renew;
+mod row;
+mod statement;
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicI64, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    sync::{Semaphore, watch},
+    time::Instant,
+};
+use tokio_util::task::TaskTracker;
+use tracing::Instrument as _;
+
+pub(crate) use acquire::{Acquire, Acquired};
+pub(crate) use advance::{AdvanceError, Advanced};
+pub(crate) use config::{BadDatabaseUrl, DatabaseUrl, Limits, StoreConfig, SynchronousCommit};
+pub(crate) use migrate::{MigrateError, migrate};
+pub(crate) use probe::{Health, Unfit};
+pub(crate) use release::Release;
+pub(crate) use renew::Renew;
+
+use self::{failure::Because, give_back::Returns, identity::Identity, pool::Pool};
+use crate::{
+    clock::Moment,
+    lock::{FencingToken, Outage},
+};
+
+/// A cheap handle on the lock table.
+#[derive(Clone)]
+pub(crate) struct Store(Arc<Inner>);
+
+struct Inner {
+    config: StoreConfig,
+    pool: Pool,
+    identity: Identity,
+    returns: Returns,
+    /// The highest token this replica has seen.
+    highest: AtomicI64,
+    health: watch::Sender<Health>,
+    /// When purge may start: one retention after the last doubt about the clock.
+    purge_from: Mutex<Moment>,
+    /// Bounds the tasks of `tracker`.
+    permits: Arc<Semaphore>,
+    tracker: TaskTracker,
+}
+
+impl Store {
+    /// Sets the store up; nothing is connected yet.
+    pub(crate) fn new(url: &DatabaseUrl, config: StoreConfig) -> Result<Self, Outage> {
+        let pool = Pool::new(url, &config).map_err(|error| Outage::Internal(Box::new(error)))?;
+        Ok(Self(Arc::new(Inner {
+            permits: Arc::new(Semaphore::new(config.max_in_flight)),
+            pool,
+            identity: Identity::default(),
+            returns: Returns::default(),
+            highest: AtomicI64::new(0),
+            health: watch::Sender::new(Health::Starting),
+            purge_from: Mutex::new(Moment::now().after(config.purge_retention)),
+            tracker: TaskTracker::new(),
+            config,
+        })))
+    }
+
+    /// Runs a call's database work in a task of its own, so that a caller that
+    /// goes away cannot cancel it. Only the answer is lost then.
+    async fn detach<T, E>(
+        &self,
+        work: impl Future<Output = Result<T, E>> + Send + 'static,
+    ) -> Result<T, E>
+    where
+        T: Send + 'static,
+        E: From<Outage> + Send + 'static,
+    {
+        if self.0.tracker.is_closed() {
+            return Err(Outage::Draining.into());
+        }
+        if *self.0.health.borrow() == Health::Unfit(Unfit::FsyncOff) {
+            return Err(Outage::Unavailable(Box::new(Because("fsync is off"))).into());
+        }
+        let permit = Arc::clone(&self.0.permits)
+            .try_acquire_owned()
+            .map_err(|_| Outage::Overloaded)?;
+        let task = self.0.tracker.spawn(
+            async move {
+                let answer = work.await;
+                drop(permit);
+                answer
+            }
+            .in_current_span(),
+        );
+        task.await
+            .unwrap_or_else(|error| Err(Outage::Internal(Box::new(error)).into()))
+    }
+
+    /// Takes no more work, and waits until what is under way is done, leases
+    /// that nobody was told of are given back, and the pool is closed.
+    pub(crate) async fn drain(&self) {
+        self.0.tracker.close();
+        self.0.tracker.wait().await;
+        self.give_back_rest().await;
+        self.0.pool.close();
+    }
+}
+
+impl Inner {
+    fn saw(&self, token: FencingToken) {
+        self.highest.fetch_max(token.get(), Ordering::AcqRel);
+    }
+}
+
+/// How often a statement is tried before the call gives up.
+const MAX_TRIES: usize = 10;
+
+/// Whether a refused statement is tried again, and if so after a short rest:
+/// not when the next wait for the row would end after the call's budget.
+async fn rest_before_retry(inner: &Inner, tries: usize, deadline: Instant) -> bool {
+    if tries >= MAX_TRIES || Instant::now() + inner.config.limits.lock > deadline {
+        return false;
+    }
+    tokio::time::sleep(Duration::from_millis(rand::random_range(1..=20))).await;
+    true
+}
+
+/// A verdict that this version of the server does not know.
+fn unknown_outcome() -> Outage {
+    Outage::Internal(Box::new(Because(
+        "the database gave a verdict this server does not know",
+    )))
+}

@@ -1,0 +1,5 @@
+-- What must hold of a database before its first use.
+SELECT current_setting('server_version_num')::integer AS version,
+       current_setting('server_encoding') AS encoding,
+       pg_is_in_recovery() OR current_setting('transaction_read_only') = 'on' AS read_only,
+       current_setting('fsync') = 'on' AS fsync

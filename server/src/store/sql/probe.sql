@@ -1,0 +1,9 @@
+-- Can locks be taken here, and what does the database's clock say? The empty
+-- name is never stored; it is there to fail when the lock table is gone.
+SELECT i.postmaster_start = pg_postmaster_start_time()
+           AND i.sequence_file = pg_relation_filepath('fencepost.fencing_tokens') AS identity_holds,
+       current_setting('transaction_read_only') = 'on' AS read_only,
+       current_setting('fsync') = 'on' AS fsync,
+       clock_timestamp() AS clock
+  FROM fencepost.identity AS i
+  LEFT JOIN fencepost.locks AS l ON l.resource = ''

@@ -1,0 +1,1 @@
+SELECT outcome FROM fencepost.release_v1($1, $2, $3)
