@@ -1,0 +1,176 @@
+#!/bin/sh
+# Installs what Fencepost needs from outside, when it is missing.
+#
+#   setup.sh          PostgreSQL's programs, for the private Postgres
+#   setup.sh test     also PgBouncer and faketime, for the fault tests
+#   setup.sh where    prints the directory of PostgreSQL's programs
+#
+# With everything in place it says nothing, changes nothing and takes no time.
+# It never touches a cluster, a service or a setting that is already there.
+set -eu
+
+# Debian keeps pgbouncer out of a plain user's path.
+PATH=$PATH:/usr/sbin:/sbin
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+die() { say "$*"; exit 1; }
+have() { command -v "$1" >/dev/null 2>&1; }
+
+# The usual places of distributions and Homebrew. A directory counts with all
+# three: the server, what makes its data directory, and the client.
+postgres_dir() {
+    for dir in \
+        /usr/lib/postgresql/*/bin \
+        /usr/pgsql-*/bin \
+        /usr/bin \
+        /usr/local/bin \
+        /usr/local/pgsql/bin \
+        /opt/homebrew/opt/postgresql*/bin \
+        /usr/local/opt/postgresql*/bin
+    do
+        if [ -x "$dir/postgres" ] && [ -x "$dir/initdb" ] && [ -x "$dir/psql" ]; then
+            printf '%s\n' "$dir"
+            return
+        fi
+    done
+    return 1
+}
+
+is_root() { [ "$(id -u)" -eq 0 ]; }
+can_install() { is_root || { have sudo && sudo -n true 2>/dev/null; }; }
+as_root() { if is_root; then "$@"; else sudo -n "$@"; fi; }
+
+# Runs a command and shows what it said only when it failed.
+quietly() {
+    said=$("$@" 2>&1 </dev/null) || { printf '%s\n' "$said" >&2; return 1; }
+}
+
+# --- apt: Debian, Ubuntu -----------------------------------------------------
+
+apt_update() {
+    say 'fetching the package lists'
+    quietly as_root apt-get -qq update
+}
+
+apt_get_install() {
+    quietly as_root env DEBIAN_FRONTEND=noninteractive NEEDRESTART_SUSPEND=1 \
+        apt-get -qq -o DPkg::Lock::Timeout=120 --no-install-recommends -y install "$@"
+}
+
+# Fresh images come without package lists, old ones with lists of files that
+# are gone by now: fetch them in these two cases only.
+apt_install() {
+    say "installing $*"
+    if ! apt-get -qq -s install "$@" >/dev/null 2>&1; then
+        apt_update
+        apt_get_install "$@"
+    elif ! said_first=$(apt_get_install "$@" 2>&1); then
+        apt_update
+        apt_get_install "$@" || { printf '%s\n' "$said_first" >&2; return 1; }
+    fi
+}
+
+# Debian starts a "main" cluster with the first server package. Nobody asked for
+# one here, so a file of our own says no, unless the administrator has spoken.
+apt_postgres() {
+    apt_install postgresql-common
+    conf=/etc/postgresql-common/createcluster
+    if ! grep -Eqs '^[[:space:]]*create_main_cluster' "$conf.conf" "$conf.d"/*.conf; then
+        as_root mkdir -p "$conf.d"
+        printf '%s\n' \
+            '# Fencepost brought PostgreSQL for its programs and runs a server of its own.' \
+            '# Delete this file to get a "main" cluster with each new major version.' \
+            'create_main_cluster = false' \
+            | as_root tee "$conf.d/fencepost.conf" >/dev/null
+    fi
+    apt_install postgresql
+}
+
+# Debian's package enables and starts a service. The mask lives in /run: were
+# this script killed half-way, the next boot would forget it.
+apt_pgbouncer() {
+    if [ -d /run/systemd/system ]; then
+        as_root systemctl --quiet --runtime mask pgbouncer.service
+        installed=0
+        apt_install pgbouncer || installed=$?
+        as_root systemctl --quiet --runtime unmask pgbouncer.service
+        [ "$installed" -eq 0 ] || return "$installed"
+        as_root systemctl --quiet disable pgbouncer.service 2>/dev/null
+    else
+        apt_install pgbouncer
+        as_root update-rc.d pgbouncer disable >/dev/null
+        quietly as_root /etc/init.d/pgbouncer stop
+    fi
+}
+
+# --- what is needed, by package manager --------------------------------------
+
+# install NAME: gets one of postgres, pgbouncer, faketime, or says how.
+install() {
+    if have apt-get; then
+        case $1 in
+        postgres) package=postgresql ;;
+        *) package=$1 ;;
+        esac
+        can_install || die "$1 is missing. Run as root: apt-get install $package"
+        case $1 in
+        postgres) apt_postgres ;;
+        pgbouncer) apt_pgbouncer ;;
+        *) apt_install "$package" ;;
+        esac
+    elif have dnf; then
+        case $1 in
+        postgres) package=postgresql-server ;;
+        faketime) package=libfaketime ;;
+        *) package=$1 ;;
+        esac
+        can_install || die "$1 is missing. Run as root: dnf install $package"
+        say "installing $package"
+        quietly as_root dnf -q -y install "$package"
+    elif have brew; then
+        case $1 in
+        postgres) package=postgresql@17 ;;
+        faketime) package=libfaketime ;;
+        *) package=$1 ;;
+        esac
+        die "$1 is missing. Run: brew install $package"
+    else
+        die "$1 is missing, and neither apt-get, dnf nor brew is here: install it by hand"
+    fi
+}
+
+need_build_tools() {
+    have cargo || die 'cargo is missing. Install a Rust toolchain: https://rustup.rs'
+    have cc || die 'cc is missing. Install a C compiler (Debian: apt-get install gcc libc6-dev)'
+}
+
+need_postgres() {
+    postgres_dir >/dev/null && return
+    install postgres
+    postgres_dir >/dev/null || die 'PostgreSQL was installed, but not in any of the usual places'
+}
+
+need_program() {
+    have "$1" && return
+    install "$1"
+    have "$1" || die "$1 was installed, but is not in the path"
+}
+
+case ${1-run} in
+run)
+    need_build_tools
+    need_postgres
+    ;;
+test)
+    need_build_tools
+    need_postgres
+    need_program pgbouncer
+    need_program faketime
+    ;;
+where)
+    postgres_dir
+    ;;
+*)
+    die "unknown word '$1': run, test or where"
+    ;;
+esac
