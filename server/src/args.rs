@@ -161,6 +161,7 @@ pub(crate) struct Environment {
     pub(crate) home: Option<std::ffi::OsString>,
 }
 
+#[expect(clippy::disallowed_methods, reason = "its one home")]
 impl Environment {
     pub(crate) fn read() -> Self {
         Self {

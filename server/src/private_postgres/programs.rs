@@ -13,7 +13,7 @@ use super::{PrivatePostgresError, places::RunAs};
 
 /// The oldest version that is used: from here on a start notices, by the shared
 /// memory of the cluster, that it still has processes.
-pub(super) const MIN_MAJOR: u32 = 12;
+pub(super) const MIN_MAJOR: u32 = 15;
 
 /// How long a program may take to print its version.
 const VERSION_LIMIT: Duration = Duration::from_secs(10);
@@ -45,6 +45,7 @@ impl Programs {
         version: Option<String>,
         run_as: RunAs,
     ) -> Result<Self, PrivatePostgresError> {
+        #[expect(clippy::disallowed_methods, reason = "PATH is no setting of ours")]
         let path = env::var_os("PATH").unwrap_or_default();
         let mut installed_any = false;
         for bin in candidates(PLACES, env::split_paths(&path)) {

@@ -1,6 +1,10 @@
 //! The whole thing, with the real Postgres of this machine.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "a test may panic, and is no server"
+)]
 
 use std::{
     env, io,

@@ -4,6 +4,9 @@
 //! goes to the log, here, once. Every `match` is exhaustive, so that a new
 //! error does not compile until somebody has chosen its answer.
 
+#![expect(clippy::disallowed_methods, reason = "their one home")]
+#![deny(clippy::wildcard_enum_match_arm)]
+
 use std::{collections::HashMap, time::Duration};
 
 use tonic::{Code, Status, metadata::MetadataValue};

@@ -64,11 +64,17 @@ impl Limits {
             statement: budget.mul_f64(0.8),
         }
     }
+
+    /// How long we wait for a statement: the server's own limit comes first, so
+    /// that we hear from it.
+    pub(super) fn patience(&self) -> Duration {
+        self.statement + Duration::from_millis(500)
+    }
 }
 
 /// Where the database is. It holds a password, so it is never printed.
 #[derive(Clone)]
-pub(crate) struct DatabaseUrl(Config);
+pub(crate) struct DatabaseUrl(Box<Config>);
 
 /// Why a database URL was refused. Says nothing of what is in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -85,7 +91,7 @@ pub(crate) enum BadDatabaseUrl {
 
 impl DatabaseUrl {
     pub(super) fn client_config(&self) -> Config {
-        self.0.clone()
+        Config::clone(&self.0)
     }
 }
 
@@ -105,7 +111,7 @@ impl FromStr for DatabaseUrl {
         if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
             return Err(BadDatabaseUrl::NoHost);
         }
-        Ok(Self(config))
+        Ok(Self(Box::new(config)))
     }
 }
 

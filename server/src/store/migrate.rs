@@ -16,8 +16,8 @@ use tokio_postgres::{Client, SimpleQueryMessage};
 
 use super::{
     config::{DatabaseUrl, StoreConfig},
+    connection::OwnConnection,
     failure::{is_lock_timeout, is_missing_schema},
-    pool::OwnConnection,
     statement,
 };
 

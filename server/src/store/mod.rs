@@ -44,6 +44,7 @@
 mod acquire;
 mod advance;
 mod config;
+mod connection;
 mod failure;
 mod get;
 mod give_back;

@@ -1,43 +1,34 @@
-//! Connections to Postgres, and the one way a statement is run on them.
+//! The connections of the store, and the one way a statement is run on them.
 //!
-//! What a statement depends on is set by us and not merely found: isolation,
-//! `synchronous_commit`, time limits, and the plan settings that keep a
-//! statement planned on an empty table from scanning a full one. On a direct
-//! connection these are start-up options, which a reload of the server's
-//! configuration does not touch. Behind PgBouncer in transaction mode a plain
-//! `SET` would be inherited by another client, so each statement travels as
-//! `BEGIN; SET LOCAL …; statement; COMMIT`, pipelined and unnamed.
+//! On a direct connection a statement is prepared once and runs in a
+//! transaction of its own: one round trip. Behind PgBouncer it travels as
+//! `BEGIN; SET LOCAL …; statement; COMMIT`, pipelined and unnamed: one round
+//! trip as well, and nothing is left behind on a connection that is another
+//! client's next.
 //!
 //! A statement is never cancelled: cancelling a commit that waits for its
 //! standby would report success for something that is not replicated. When we
 //! stop waiting, the connection is dropped and the outcome is unknown.
 
 use std::{
-    future::poll_fn,
-    pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
 
-use deadpool_postgres::{
-    Connect, Manager, ManagerConfig, Object, RecyclingMethod, Runtime, Timeouts,
-};
-use tokio::{task::JoinHandle, time::Instant};
+use deadpool_postgres::{Manager, ManagerConfig, Object, RecyclingMethod, Runtime, Timeouts};
+use tokio::time::Instant;
 use tokio_postgres::{
-    AsyncMessage, Client, Config, NoTls, Row,
-    config::TargetSessionAttrs,
-    error::Severity,
+    Client, Row,
     types::{ToSql, Type},
 };
-
-use tokio_util::task::AbortOnDropHandle;
 use tracing::Instrument as _;
 
 use super::{
     config::{DatabaseUrl, StoreConfig},
+    connection::{Connector, Settings, client_config},
     failure::{Because, Failure},
     statement::Statement,
 };
@@ -68,20 +59,16 @@ impl Pool {
         url: &DatabaseUrl,
         config: &StoreConfig,
     ) -> Result<Self, deadpool_postgres::BuildError> {
-        let settings = Settings::new(config);
         let mut pg = client_config(url, config);
+        let settings = Settings::new(config);
         let begin = if config.pgbouncer {
             Some(settings.as_begin())
         } else {
-            pg.options(settings.as_options());
+            settings.add_to(&mut pg);
             None
         };
         let warnings = Arc::new(AtomicU64::new(0));
-        let connector = Connector {
-            pgbouncer: config.pgbouncer,
-            statement_limit: config.limits.statement,
-            warnings: Arc::clone(&warnings),
-        };
+        let connector = Connector::new(config, Arc::clone(&warnings));
         let manager = Manager::from_connect(
             pg,
             connector,
@@ -101,7 +88,7 @@ impl Pool {
         Ok(Self {
             connections,
             begin,
-            patience: config.limits.statement + GRACE,
+            patience: config.limits.patience(),
             warnings,
         })
     }
@@ -116,12 +103,20 @@ impl Pool {
         params: &[Param<'_>],
         deadline: Instant,
     ) -> Result<Answer, Failure> {
-        let taken = tokio::time::timeout_at(deadline, self.connections.get()).await;
-        let mut connection = match taken {
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "its one home: the wait is bounded here"
+        )]
+        let taken = self.connections.get();
+        let mut connection = match tokio::time::timeout_at(deadline, taken).await {
             Ok(Ok(connection)) => Checkout(Some(connection)),
             Ok(Err(error)) => return Err(Failure::NotSent(Box::new(error))),
             Err(_) => return Err(Failure::TooLate),
         };
+        if Instant::now() >= deadline {
+            connection.keep();
+            return Err(Failure::TooLate);
+        }
         let warnings = self.warnings.load(Ordering::Acquire);
         let sent = Moment::now();
         let span = tracing::debug_span!("statement", name = statement.name);
@@ -176,47 +171,6 @@ impl Pool {
     }
 }
 
-/// The server's own limit comes first, so that we hear from it.
-const GRACE: Duration = Duration::from_millis(500);
-
-/// A connection outside the pool, for a migration; closed on drop.
-pub(super) struct OwnConnection {
-    pub(super) client: Client,
-    _driver: AbortOnDropHandle<()>,
-}
-
-impl OwnConnection {
-    pub(super) async fn open(
-        url: &DatabaseUrl,
-        config: &StoreConfig,
-    ) -> Result<Self, tokio_postgres::Error> {
-        let (client, connection) = client_config(url, config).connect(NoTls).await?;
-        let driver = tokio::spawn(async move {
-            // Its error reaches the client's own calls.
-            let _ = connection.await;
-        });
-        Ok(Self {
-            client,
-            _driver: AbortOnDropHandle::new(driver),
-        })
-    }
-}
-
-/// What every connection of ours has in common.
-fn client_config(url: &DatabaseUrl, config: &StoreConfig) -> Config {
-    let mut pg = url.client_config();
-    pg.application_name("fencepostd")
-        .connect_timeout(config.limits.connect)
-        .tcp_user_timeout(config.limits.statement)
-        .keepalives(true)
-        .keepalives_idle(Duration::from_secs(5))
-        .keepalives_interval(Duration::from_secs(2))
-        .keepalives_retries(3)
-        // With several hosts, this finds the primary.
-        .target_session_attrs(TargetSessionAttrs::ReadWrite);
-    pg
-}
-
 async fn run_in_transaction(
     client: &Client,
     begin: &str,
@@ -262,116 +216,5 @@ impl Drop for Checkout {
         if let Some(connection) = self.0.take() {
             drop(Object::take(connection));
         }
-    }
-}
-
-/// What every statement depends on.
-struct Settings(Vec<(&'static str, String)>);
-
-impl Settings {
-    fn new(config: &StoreConfig) -> Self {
-        let ms = |limit: Duration| format!("{}ms", limit.as_millis());
-        Self(vec![
-            (
-                "synchronous_commit",
-                config.synchronous_commit.as_str().into(),
-            ),
-            ("statement_timeout", ms(config.limits.statement)),
-            ("lock_timeout", ms(config.limits.lock)),
-            (
-                "idle_in_transaction_session_timeout",
-                ms(config.limits.statement),
-            ),
-            ("search_path", "pg_catalog".into()),
-            ("enable_seqscan", "off".into()),
-            ("enable_bitmapscan", "off".into()),
-            ("enable_mergejoin", "off".into()),
-            ("jit", "off".into()),
-            // A peer that vanished must not hold a row: find out in seconds.
-            ("tcp_keepalives_idle", "5".into()),
-            ("tcp_keepalives_interval", "2".into()),
-            ("tcp_keepalives_count", "3".into()),
-            ("tcp_user_timeout", ms(config.limits.statement)),
-        ])
-    }
-
-    fn as_begin(&self) -> String {
-        let mut sql = String::from("BEGIN ISOLATION LEVEL READ COMMITTED");
-        // The server's side of the connection is PgBouncer's, not ours to tune.
-        for (name, value) in self.0.iter().filter(|(name, _)| !name.starts_with("tcp_")) {
-            sql.push_str(&format!("; SET LOCAL {name} = '{value}'"));
-        }
-        sql
-    }
-
-    fn as_options(&self) -> String {
-        let mut options = String::from("-c default_transaction_isolation=read\\ committed");
-        for (name, value) in &self.0 {
-            options.push_str(&format!(" -c {name}={value}"));
-        }
-        options
-    }
-}
-
-/// Opens connections and watches what comes with them.
-struct Connector {
-    pgbouncer: bool,
-    statement_limit: Duration,
-    warnings: Arc<AtomicU64>,
-}
-
-type Connecting<'a> = Pin<
-    Box<dyn Future<Output = Result<(Client, JoinHandle<()>), tokio_postgres::Error>> + Send + 'a>,
->;
-
-impl Connect for Connector {
-    fn connect(&self, config: &Config) -> Connecting<'_> {
-        let config = config.clone();
-        Box::pin(async move {
-            let (client, mut connection) = config.connect(NoTls).await?;
-            let greeted = Arc::new(AtomicBool::new(false));
-            let in_use = Arc::clone(&greeted);
-            let warnings = Arc::clone(&self.warnings);
-            let driver = AbortOnDropHandle::new(tokio::spawn(async move {
-                while let Some(message) = poll_fn(|cx| connection.poll_message(cx)).await {
-                    match message {
-                        Ok(AsyncMessage::Notice(notice))
-                            if notice.parsed_severity() == Some(Severity::Warning) =>
-                        {
-                            tracing::warn!(warning = notice.message(), "the database warns");
-                            if in_use.load(Ordering::Acquire) {
-                                warnings.fetch_add(1, Ordering::AcqRel);
-                            }
-                        }
-                        Ok(_) => {}
-                        Err(error) => {
-                            tracing::debug!(%error, "a database connection ended");
-                            break;
-                        }
-                    }
-                }
-            }));
-            // Waits, too, until the greeting's own notices have passed, such as
-            // one about collation versions: they are about no commit.
-            client.batch_execute(&self.greeting()).await?;
-            greeted.store(true, Ordering::Release);
-            // From here the pool's wrapper owns it, and aborts it on drop.
-            Ok((client, driver.detach()))
-        })
-    }
-}
-
-impl Connector {
-    /// Sent once on each new connection.
-    fn greeting(&self) -> String {
-        if self.pgbouncer {
-            return "SELECT 1".into();
-        }
-        // Unknown before 17, where naming it at start-up would be refused.
-        format!(
-            "SELECT set_config('transaction_timeout', '{}ms', false) \
-             WHERE current_setting('server_version_num')::integer >= 170000",
-            (self.statement_limit + GRACE).as_millis()
-        )
     }
 }

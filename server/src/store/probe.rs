@@ -58,13 +58,41 @@ impl Store {
         let work = async {
             let mut ticks = tokio::time::interval(INTERVAL);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-            let mut last = None;
+            let mut clock = ClockWatch::default();
             loop {
                 ticks.tick().await;
-                self.0.probe(&mut last).await;
+                self.0.probe(&mut clock).await;
             }
         };
         stop.run_until_cancelled(work).await;
+    }
+}
+
+/// What was read last, and how often the clock stepped.
+#[derive(Default)]
+struct ClockWatch {
+    last: Option<Reading>,
+    steps: u64,
+}
+
+impl ClockWatch {
+    /// Leases end early or late by a step. It is reported and nothing is
+    /// rewritten, since a correction by guess would cut good leases.
+    fn stepped(&mut self, reading: Reading) -> bool {
+        let Some(step) = self
+            .last
+            .replace(reading)
+            .and_then(|last| reading.step_since(&last))
+        else {
+            return false;
+        };
+        self.steps += 1;
+        tracing::error!(
+            step_seconds = step,
+            steps = self.steps,
+            "the database's clock stepped, or another database answers: leases end early or late by the step"
+        );
+        true
     }
 }
 
@@ -98,9 +126,9 @@ impl Reading {
 }
 
 impl Inner {
-    async fn probe(&self, last: &mut Option<Reading>) {
+    async fn probe(&self, clock: &mut ClockWatch) {
         let deadline = Instant::now() + self.config.limits.wait;
-        let health = match self.try_probe(last, deadline).await {
+        let health = match self.try_probe(clock, deadline).await {
             Ok(health) => health,
             Err(failure) => {
                 let unfit = match failure {
@@ -123,7 +151,7 @@ impl Inner {
 
     async fn try_probe(
         &self,
-        last: &mut Option<Reading>,
+        clock: &mut ClockWatch,
         deadline: Instant,
     ) -> Result<Health, Failure> {
         let answer = self.pool.run(&statement::PROBE, &[], deadline).await?;
@@ -134,11 +162,8 @@ impl Inner {
             sent: answer.sent,
             answered,
         };
-        if let Some(step) = last
-            .replace(reading)
-            .and_then(|last| reading.step_since(&last))
-        {
-            self.clock_stepped(step);
+        if clock.stepped(reading) {
+            self.rest_purge();
         }
         self.judge_probe(row, answer.sent, deadline).await
     }
@@ -162,16 +187,6 @@ impl Inner {
             self.leap(Need::since(sent), deadline).await?;
         }
         Ok(Health::Serving)
-    }
-
-    /// Leases end early or late by the step; nothing is rewritten, since a
-    /// correction by guess would cut good leases.
-    fn clock_stepped(&self, step: f64) {
-        self.rest_purge();
-        tracing::error!(
-            step_seconds = step,
-            "the database's clock stepped, or another database answers: leases end early or late by the step"
-        );
     }
 }
 
