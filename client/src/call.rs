@@ -1,0 +1,157 @@
+//! One call, however many attempts it takes.
+//!
+//! A call has a time budget. Attempts go to the endpoints in turn, the one that
+//! answered last first; when each has failed once there is a pause, and the
+//! round begins again. An attempt gets its share of what is left of the budget,
+//! so that a server that hangs does not use up the others' time. Only errors
+//! that are transient are tried again, with the very same message.
+
+use std::{
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
+
+use fencepost_proto::v1::lock_service_client::LockServiceClient;
+use tokio::time::{Instant, sleep, timeout};
+use tonic::{Request, Response, Status, transport::Channel};
+use tonic_types::StatusExt as _;
+
+use crate::{
+    Error,
+    decode::{decode, never_sent},
+};
+
+pub(crate) type Stub = LockServiceClient<Channel>;
+
+/// The pause after the first round; it doubles from round to round.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// The longest pause of our own accord. A server may ask for a longer one.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// An answer, with what the caller needs to judge it.
+#[derive(Debug)]
+pub(crate) struct Answer<T> {
+    pub(crate) message: T,
+    /// Since just before the request was sent.
+    pub(crate) elapsed: Duration,
+}
+
+/// A failure of the whole call.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) error: Error,
+    /// Whether an attempt before the last one may have done it.
+    pub(crate) maybe_done_before: bool,
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        failure.error
+    }
+}
+
+/// The servers, and which of them answered last.
+#[derive(Debug)]
+pub(crate) struct Servers {
+    channels: Vec<Channel>,
+    preferred: AtomicUsize,
+}
+
+impl Servers {
+    pub(crate) fn new(channels: Vec<Channel>) -> Self {
+        Self {
+            channels,
+            preferred: AtomicUsize::new(0),
+        }
+    }
+
+    /// Calls `method` with `message` until it is answered, fails for good, or
+    /// the budget is used up.
+    pub(crate) async fn call<Q: Clone, A>(
+        &self,
+        budget: Duration,
+        message: Q,
+        method: impl AsyncFn(Stub, Request<Q>) -> Result<Response<A>, Status>,
+    ) -> Result<Answer<A>, Failure> {
+        let deadline = Instant::now() + budget;
+        let first = self.preferred.load(Ordering::Relaxed);
+        let mut maybe_done_before = false;
+        let mut attempt = 0;
+        loop {
+            let index = (first + attempt) % self.channels.len();
+            let untried = self.channels.len().saturating_sub(attempt).max(1);
+            let limit = share(deadline, untried);
+            let mut request = Request::new(message.clone());
+            request.set_timeout(limit);
+
+            let sent = Instant::now();
+            let stub = Stub::new(self.channels[index].clone());
+            let outcome = timeout(limit, method(stub, request)).await;
+            let (error, was_sent, wish) = match outcome {
+                Ok(Ok(response)) => {
+                    self.preferred.store(index, Ordering::Relaxed);
+                    return Ok(Answer {
+                        message: response.into_inner(),
+                        elapsed: sent.elapsed(),
+                    });
+                }
+                Ok(Err(status)) => (decode(&status), !never_sent(&status), wish(&status)),
+                Err(_elapsed) => (Error::TimedOut, true, None),
+            };
+
+            attempt += 1;
+            let pause = pause_after(attempt, self.channels.len(), wish);
+            let over = deadline.saturating_duration_since(Instant::now()) <= pause;
+            if over || !error.is_transient() {
+                return Err(Failure {
+                    error,
+                    maybe_done_before,
+                });
+            }
+            maybe_done_before |= was_sent;
+            sleep(pause).await;
+        }
+    }
+}
+
+/// An equal share of the time that is left.
+fn share(deadline: Instant, among: usize) -> Duration {
+    let left = deadline.saturating_duration_since(Instant::now());
+    left / u32::try_from(among).unwrap_or(u32::MAX)
+}
+
+/// How long the server asks to be left alone.
+fn wish(status: &Status) -> Option<Duration> {
+    status.get_details_retry_info()?.retry_delay
+}
+
+/// None within a round; between rounds at least what the server asked for, and
+/// jittered, so that the clients of a failed server do not come back together.
+fn pause_after(attempts: usize, servers: usize, wish: Option<Duration>) -> Duration {
+    if !attempts.is_multiple_of(servers) {
+        return Duration::ZERO;
+    }
+    let doublings = u32::try_from(attempts / servers - 1)
+        .unwrap_or(u32::MAX)
+        .min(8);
+    let own = (FIRST_PAUSE * 2_u32.pow(doublings)).min(LONGEST_PAUSE);
+    let base = wish.unwrap_or_default().max(own);
+    base + own.mul_f64(rand::random_range(0.0..0.5))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses() {
+        assert_eq!(pause_after(1, 3, Some(LONGEST_PAUSE)), Duration::ZERO);
+        for (attempts, least) in [(3, 50), (6, 100), (9, 200), (300, 1000)] {
+            let least = Duration::from_millis(least);
+            let pause = pause_after(attempts, 3, None);
+            assert!(pause >= least && pause <= least.mul_f64(1.5), "{pause:?}");
+        }
+        let asked = Duration::from_secs(2);
+        assert!(pause_after(1, 1, Some(asked)) >= asked);
+    }
+}
