@@ -1,0 +1,68 @@
+//! `fencepost acquire`.
+
+use std::time::Duration;
+
+use fencepost_client::{AcquireOptions, Acquisition, Client};
+use humantime::parse_duration;
+
+use crate::{
+    exit::{Exit, Failure},
+    output::{self, Output},
+    owner,
+};
+
+/// What `acquire` takes.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The name to lock.
+    resource: String,
+
+    /// Who asks. Names ONE holder, never a host or a service: whoever has the
+    /// lock and acquires it again loses the first lease. [default: a new name
+    /// of host, process id and a random part]
+    #[arg(long, env = "FENCEPOST_OWNER")]
+    owner: Option<String>,
+
+    /// How long the lease lasts without a renewal.
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = parse_duration)]
+    ttl: Duration,
+
+    /// Shown to whoever is refused, such as a build or a trace id. Repeatable.
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
+    labels: Vec<(String, String)>,
+
+    /// Names this acquisition, so that repeating the command after exit code
+    /// 69, with the same owner, gets the same lease. [default: a new UUID]
+    #[arg(long)]
+    request_id: Option<String>,
+}
+
+pub(crate) async fn run(args: Args, client: &Client, output: &Output) -> Result<Exit, Failure> {
+    let owner = args.owner.unwrap_or_else(owner::unique);
+    let options = AcquireOptions {
+        labels: args.labels.into_iter().collect(),
+        request_id: args.request_id,
+    };
+    let acquisition = client
+        .acquire(&args.resource, &owner, args.ttl, options)
+        .await?;
+    output.acquisition(&acquisition)?;
+    match acquisition {
+        Acquisition::Acquired(_) => Ok(Exit::Done),
+        Acquisition::Refused(holder) => {
+            let left = output::seconds(holder.remaining);
+            output::error(&format!(
+                "not acquired: {} has it for another {left} unless it renews or releases",
+                holder.owner
+            ));
+            Ok(Exit::NotAcquired)
+        }
+    }
+}
+
+fn label(text: &str) -> Result<(String, String), &'static str> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        Some(_) | None => Err("expected KEY=VALUE"),
+    }
+}

@@ -1,0 +1,69 @@
+//! The command line, and the environment that stands in for some of it.
+
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+use humantime::parse_duration;
+
+use crate::{acquire, get, output::Format, release, renew};
+
+/// Takes, renews, gives back and looks at locks.
+#[derive(Debug, Parser)]
+#[command(name = "fencepost", version, after_help = crate::exit::HELP)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) global: Global,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What every subcommand takes.
+#[derive(Debug, Args)]
+pub(crate) struct Global {
+    /// URLs of the servers, replicas of one another, separated by commas.
+    // Not parsed here: a bad one is a matter of configuration, not of usage.
+    #[arg(
+        long,
+        global = true,
+        env = "FENCEPOST_ENDPOINT",
+        default_value = "http://127.0.0.1:50051",
+        hide_env_values = true
+    )]
+    pub(crate) endpoint: String,
+
+    /// How long a call may take, all its attempts together, at most 24h.
+    #[arg(long, global = true, value_name = "DURATION", default_value = "5s", value_parser = parse_duration)]
+    pub(crate) timeout: Duration,
+
+    /// How answers are printed.
+    #[arg(long, global = true, value_enum, default_value_t = Format::Text)]
+    pub(crate) output: Format,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Take a lock, or see who has it. Does not wait.
+    Acquire(acquire::Args),
+    /// Make a lease last longer.
+    Renew(renew::Args),
+    /// Give a lock back.
+    Release(release::Args),
+    /// See who has a lock.
+    Get(get::Args),
+}
+
+/// Names one lease: what `acquire` printed.
+#[derive(Debug, Args)]
+pub(crate) struct Lease {
+    /// The name that is locked.
+    pub(crate) resource: String,
+
+    /// The owner that acquired it.
+    #[arg(long, env = "FENCEPOST_OWNER")]
+    pub(crate) owner: String,
+
+    /// The fencing token of the lease.
+    #[arg(long, env = "FENCEPOST_TOKEN", value_parser = clap::value_parser!(i64).range(1..))]
+    pub(crate) token: i64,
+}
