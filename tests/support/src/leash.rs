@@ -1,0 +1,82 @@
+//! A watchdog for what must not outlive the test process.
+//!
+//! `Drop` does not run when a test process is killed, and never runs for a
+//! static. A leash is a tiny shell that waits for the end of its standard
+//! input: when the test process is gone, however it went, the pipe closes and
+//! the shell ends the process and removes its files.
+
+use std::{
+    io::Write as _,
+    os::unix::process::CommandExt as _,
+    path::Path,
+    process::{Child, Command, Stdio},
+};
+
+/// `$1` is the process, `$2` the group or process to signal, `$3` the signal,
+/// `$4` a directory to remove or empty. A line on standard input means that
+/// all is done already.
+const SCRIPT: &str = r#"
+trap '' HUP INT TERM QUIT
+read -r _ && exit 0
+children=$(cat "/proc/$1/task/"*/children 2>/dev/null)
+kill -s CONT -- "$2" $children
+kill -s "$3" -- "$2"
+left=50
+while kill -s 0 -- "$1" && [ "$left" -gt 0 ]; do sleep 0.1; left=$((left - 1)); done
+kill -s KILL -- "$2" $children
+[ -z "$4" ] || rm -rf -- "$4"
+"#;
+
+/// Ends a process and removes its directory when this process dies.
+#[derive(Debug)]
+pub struct Leash {
+    shell: Child,
+}
+
+/// Whom a leash signals, and how.
+#[derive(Clone, Copy, Debug)]
+pub enum End {
+    /// The whole process group at once.
+    KillGroup,
+    /// The process alone, which ends its children itself, by `SIGQUIT`: what
+    /// Postgres takes for an immediate shutdown.
+    QuitProcess,
+}
+
+impl Leash {
+    /// Ties process `pid` and `directory` to the life of this process.
+    pub fn new(pid: u32, end: End, directory: Option<&Path>) -> Self {
+        let (target, signal) = match end {
+            End::KillGroup => (format!("-{pid}"), "KILL"),
+            End::QuitProcess => (pid.to_string(), "QUIT"),
+        };
+        let shell = Command::new("/bin/sh")
+            .args(["-c", SCRIPT, "leash"])
+            .args([pid.to_string(), target, signal.to_owned()])
+            .arg(directory.unwrap_or(Path::new("")))
+            .current_dir("/")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .process_group(0)
+            .spawn()
+            .expect("a shell at /bin/sh");
+        Self { shell }
+    }
+
+    /// Does what the death of this process would: closes the pipe without a
+    /// word, so that the shell ends everything.
+    pub fn abandon(&mut self) {
+        drop(self.shell.stdin.take());
+    }
+}
+
+impl Drop for Leash {
+    fn drop(&mut self) {
+        if let Some(mut stdin) = self.shell.stdin.take() {
+            // A shell that has gone has nothing left to do.
+            let _ = stdin.write_all(b"done\n");
+        }
+        let _ = self.shell.wait();
+    }
+}
