@@ -1,0 +1,88 @@
+//! Copies of a cluster: its files, or its contents as a dump.
+
+use std::process::{Command, Stdio};
+
+use super::{binaries::program, cluster::Postgres};
+use crate::system::{self, run};
+
+impl Postgres {
+    /// Copies the data directory and starts the copy as a cluster of its own.
+    ///
+    /// A running cluster is frozen while it is copied: the copy is what a
+    /// snapshot of the disk would hold, and recovers at its start.
+    pub async fn copy(&self) -> Self {
+        let mut copy = self.copy_stopped().await;
+        copy.start_again().await;
+        copy
+    }
+
+    /// The same, but leaves the copy stopped.
+    pub async fn copy_stopped(&self) -> Self {
+        let copy = Self::at(system::private_directory());
+        let running = self.is_running();
+        if running {
+            self.freeze();
+        }
+        let mut command = Command::new("cp");
+        command.arg("-a").arg(self.data()).arg(copy.data());
+        let copied = tokio::task::spawn_blocking(move || command.status()).await;
+        if running {
+            self.thaw();
+        }
+        let status = copied.expect("the thread ran").expect("cp runs");
+        assert!(status.success(), "cp: {status}");
+        let _ = std::fs::remove_file(copy.data().join("postmaster.pid"));
+        copy
+    }
+
+    /// Puts the data directory of `backup`, which is stopped, in the place of
+    /// this one's, which is stopped too: a restore on the same server.
+    pub async fn restore_files_of(&mut self, backup: &Self) {
+        assert!(
+            !self.is_running() && !backup.is_running(),
+            "both are stopped"
+        );
+        std::fs::remove_dir_all(self.data()).expect("the old data can be removed");
+        let mut command = Command::new("cp");
+        command.arg("-a").arg(backup.data()).arg(self.data());
+        run(command).await;
+    }
+
+    /// Dumps a database as SQL. `options` are those of `pg_dump`, such as
+    /// `--data-only` or `--clean`.
+    pub async fn dump(&self, database: &str, options: &[&str]) -> String {
+        let mut command = program("pg_dump");
+        command
+            .args(options)
+            .args(["--dbname", &self.url_of(database)]);
+        String::from_utf8(run(command).await).expect("a dump is UTF-8")
+    }
+
+    /// Runs a script with `psql` against a database; panics at the first
+    /// statement that fails.
+    pub async fn psql(&self, database: &str, script: &str) {
+        let path = self.directory.join("script.sql");
+        std::fs::write(&path, script).expect("room on the disk");
+        system::give_away(&path);
+        let mut command = program("psql");
+        command
+            .args(["-X", "-q", "-v", "ON_ERROR_STOP=1"])
+            .args(["--dbname", &self.url_of(database)])
+            .arg("--file")
+            .arg(&path)
+            .stdin(Stdio::null());
+        run(command).await;
+    }
+
+    /// Makes an empty database.
+    pub async fn create_database(&self, name: &str) {
+        let admin = self.admin().await;
+        admin.run(&format!("CREATE DATABASE {name}")).await;
+    }
+
+    /// Loads a dump into a new database of this cluster.
+    pub async fn restore(&self, database: &str, dump: &str) {
+        self.create_database(database).await;
+        self.psql(database, dump).await;
+    }
+}
