@@ -7,7 +7,7 @@
 //! under way are finished and orphans given back; idle connections are left to
 //! end with the process. Locks stay.
 
-use std::{future::Future, time::Duration};
+use std::{pin::pin, time::Duration};
 
 use tokio::{
     net::TcpListener,
@@ -78,8 +78,7 @@ impl AppError {
     }
 }
 
-/// How long a start waits for the database: long enough for one that starts
-/// at the same time, short enough that a wrong address is soon seen.
+/// How long a start waits for the schema, which another replica may be making.
 const START_BUDGET: Duration = Duration::from_secs(30);
 
 /// How long clients get to close idle connections once all calls are over.
@@ -105,11 +104,18 @@ impl Database {
                 }
             }
         };
-        let (before, after) = store::migrate(&database.url, config, START_BUDGET).await?;
-        if before != after {
-            tracing::info!(before, after, "schema migrated");
+        match store::migrate(&database.url, config, START_BUDGET).await {
+            Ok((before, after)) => {
+                if before != after {
+                    tracing::info!(before, after, "schema migrated");
+                }
+                Ok(database)
+            }
+            Err(error) => {
+                database.close().await;
+                Err(error.into())
+            }
         }
-        Ok(database)
     }
 
     async fn close(self) {
@@ -148,11 +154,20 @@ pub(crate) async fn advance_tokens(
 pub(crate) async fn serve(config: Config) -> Result<(), AppError> {
     // Signals first: a start that hangs can be ended like a server.
     let mut signals = Signals::new().map_err(AppError::Signals)?;
-    let started = tokio::select! {
-        started = Server::start(config) => started,
-        _ = signals.next() => return Ok(()),
+    let mut start = pin!(Server::start(config));
+    let mut server = tokio::select! {
+        started = &mut start => started?,
+        signal = signals.next() => {
+            // What was started must be stopped: let the start end first.
+            tracing::info!(?signal, "told to stop while starting");
+            let server = tokio::select! {
+                started = &mut start => started?,
+                _ = signals.next() => return Ok(()),
+            };
+            server.database.close().await;
+            return Ok(());
+        }
     };
-    let mut server = started?;
     let ended = tokio::select! {
         signal = signals.next() => {
             tracing::info!(?signal, "draining");

@@ -11,7 +11,7 @@ pub(crate) enum Outage {
     /// The database is away, read-only, or kept the row locked for too long.
     #[error("the store is unavailable")]
     Unavailable(#[source] Box<dyn StdError + Send + Sync>),
-    /// The caller's time was over before anything was sent: it did not happen.
+    /// The caller's time is over.
     #[error("the deadline has passed")]
     Deadline,
     /// Too much is in flight: it did not happen.

@@ -75,7 +75,7 @@ impl Store {
         deadline: Instant,
     ) -> Result<Acquired, AcquireError> {
         let inner = Arc::clone(&self.0);
-        self.detach(async move { inner.acquire(&ask, deadline).await })
+        self.detach(deadline, async move { inner.acquire(&ask, deadline).await })
             .await
     }
 }

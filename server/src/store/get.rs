@@ -15,8 +15,11 @@ impl Store {
         deadline: Instant,
     ) -> Result<Lease, GetError> {
         let inner = Arc::clone(&self.0);
-        self.detach(async move { inner.get(&resource, deadline).await })
-            .await
+        self.detach(
+            deadline,
+            async move { inner.get(&resource, deadline).await },
+        )
+        .await
     }
 }
 

@@ -124,9 +124,11 @@ impl Store {
     }
 
     /// Runs a call's database work in a task of its own, so that a caller that
-    /// goes away cannot cancel it. Only the answer is lost then.
+    /// goes away, or whose time is over, cannot cancel it. Only the answer is
+    /// lost then.
     async fn detach<T, E>(
         &self,
+        deadline: Instant,
         work: impl Future<Output = Result<T, E>> + Send + 'static,
     ) -> Result<T, E>
     where
@@ -150,8 +152,11 @@ impl Store {
             }
             .in_current_span(),
         );
-        task.await
-            .unwrap_or_else(|error| Err(Outage::Internal(Box::new(error)).into()))
+        match tokio::time::timeout_at(deadline, task).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(panicked)) => Err(Outage::Internal(Box::new(panicked)).into()),
+            Err(_) => Err(Outage::Deadline.into()),
+        }
     }
 
     /// Takes no more work, and waits until what is under way is done, leases

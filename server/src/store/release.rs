@@ -23,7 +23,7 @@ impl Store {
         deadline: Instant,
     ) -> Result<(), ReleaseError> {
         let inner = Arc::clone(&self.0);
-        self.detach(async move { inner.release(&ask, deadline).await })
+        self.detach(deadline, async move { inner.release(&ask, deadline).await })
             .await
     }
 }

@@ -29,7 +29,7 @@ impl Store {
     /// Moves the end of a live lease to now + TTL, never to an earlier time.
     pub(crate) async fn renew(&self, ask: Renew, deadline: Instant) -> Result<Renewed, RenewError> {
         let inner = Arc::clone(&self.0);
-        self.detach(async move { inner.renew(&ask, deadline).await })
+        self.detach(deadline, async move { inner.renew(&ask, deadline).await })
             .await
     }
 }
