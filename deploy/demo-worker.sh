@@ -1,13 +1,13 @@
 #!/bin/sh
 # Worker A of the demo, a process of its own: takes the lock, writes with its
 # token, then does what it is told on its standard input. Needs FENCEPOST (the
-# client), FENCEPOST_ENDPOINT and DEMO_DATABASE.
+# client), FENCEPOST_ENDPOINT, PSQL and DEMO_DATABASE.
 set -eu
 
 # One write of the protected resource: the destination compares the token in
 # the same statement. Prints how many rows that changed.
 write() {
-    "${PSQL:-psql}" -X -v ON_ERROR_STOP=1 "$DEMO_DATABASE" -c \
+    "$PSQL" -X -v ON_ERROR_STOP=1 "$DEMO_DATABASE" -c \
         "UPDATE orders SET state = '$1', fencing_token = $token WHERE id = 1 AND fencing_token <= $token" \
         </dev/null
 }

@@ -14,6 +14,7 @@ unset DATABASE_URL
 
 export FENCEPOST="$bin/fencepost"
 PSQL=$("$here/setup.sh" where)/psql
+[ -x "$PSQL" ] || PSQL=psql
 export PSQL
 
 step=0
@@ -60,13 +61,13 @@ tmp=$(mktemp -d)
 # The private Postgres runs as another user when this is root.
 chmod 755 "$tmp"
 
-# Gives the server 20 s to drain, and returns its exit code. A server that had
+# Gives the server 30 s to drain, and returns its exit code. A server that had
 # to be killed leaves its Postgres running, which is then stopped by itself.
 stop_server() {
     [ -n "$server" ] || return 0
     kill -TERM "$server" 2>/dev/null || true
     gone() { ! kill -0 "$server" 2>/dev/null; }
-    until_true 200 gone || kill -KILL "$server"
+    until_true 300 gone || kill -KILL "$server"
     stopped=0
     wait "$server" || stopped=$?
     server=
@@ -97,8 +98,9 @@ trap 'exit 143' TERM
 # -----------------------------------------------------------------------------
 
 step 'A server of its own on free ports, with a private Postgres, starts'
+: >"$tmp/server.log"
 "$bin/fencepostd" --data-dir "$tmp/data" --listen 127.0.0.1:0 --http-listen 127.0.0.1:0 \
-    --log-format json >"$tmp/server.log" 2>&1 </dev/null &
+    --drain-delay 0s --log-format json >"$tmp/server.log" 2>&1 </dev/null &
 server=$!
 serves() { [ -n "$(logged serving grpc)" ]; }
 serves_or_died() { serves || ! kill -0 "$server" 2>/dev/null; }

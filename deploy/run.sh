@@ -20,7 +20,7 @@ export FENCEPOST_ENDPOINT="http://$address"
 # A look at a free name: 0 or 1 from a server that answers, anything else is not.
 answers() {
     status=0
-    "$bin/fencepost" get fencepost-ready >/dev/null 2>&1 </dev/null || status=$?
+    "$bin/fencepost" --timeout 500ms get fencepost-ready >/dev/null 2>&1 </dev/null || status=$?
     [ "$status" -le 1 ]
 }
 

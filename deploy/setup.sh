@@ -16,24 +16,39 @@ say() { printf 'setup: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
 have() { command -v "$1" >/dev/null 2>&1; }
 
-# The usual places of distributions and Homebrew. A directory counts with all
-# three: the server, what makes its data directory, and the client.
+# The oldest version that fencepostd starts.
+OLDEST=15
+
+# Prints the directory of PostgreSQL's programs, of the highest version in the
+# places where fencepostd looks: packages' own, then the path. Remembers in
+# $older whether there was but an older one.
+older=
 postgres_dir() {
+    best=$((OLDEST - 1))
+    best_dir=
+    IFS=:
     for dir in \
         /usr/lib/postgresql/*/bin \
         /usr/pgsql-*/bin \
         /usr/bin \
-        /usr/local/bin \
         /usr/local/pgsql/bin \
         /opt/homebrew/opt/postgresql*/bin \
-        /usr/local/opt/postgresql*/bin
+        /usr/local/opt/postgresql*/bin \
+        $PATH
     do
-        if [ -x "$dir/postgres" ] && [ -x "$dir/initdb" ] && [ -x "$dir/psql" ]; then
-            printf '%s\n' "$dir"
-            return
+        if [ ! -x "$dir/initdb" ] || [ ! -x "$dir/pg_ctl" ] || [ ! -x "$dir/postgres" ]; then
+            continue
+        fi
+        major=$("$dir/postgres" --version | sed -n 's/.*(PostgreSQL) \([0-9]*\).*/\1/p')
+        if [ "${major:-0}" -gt "$best" ]; then
+            best=$major
+            best_dir=$dir
+        elif [ -z "$best_dir" ]; then
+            older=$major
         fi
     done
-    return 1
+    unset IFS
+    [ -n "$best_dir" ] && printf '%s\n' "$best_dir"
 }
 
 is_root() { [ "$(id -u)" -eq 0 ]; }
@@ -146,8 +161,10 @@ need_build_tools() {
 
 need_postgres() {
     postgres_dir >/dev/null && return
-    install postgres
-    postgres_dir >/dev/null || die 'PostgreSQL was installed, but not in any of the usual places'
+    # Beside an older one nothing is installed: it may have clusters.
+    [ -n "$older" ] || install postgres
+    postgres_dir >/dev/null && return
+    die "PostgreSQL $OLDEST or later is needed${older:+, found $older}: https://www.postgresql.org/download/"
 }
 
 need_program() {
