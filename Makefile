@@ -76,8 +76,9 @@ check-deps: $(DENY_HOME)/.installed
 check-clippy:
 	cargo clippy --workspace --all-targets -- -D warnings
 
+# The binaries are kept out of plain docs; for the server they are all there is.
 check-doc:
-	RUSTDOCFLAGS=-Dwarnings cargo doc --workspace --no-deps --document-private-items
+	RUSTDOCFLAGS=-Dwarnings cargo doc --workspace --lib --bins --no-deps --document-private-items
 
 $(BUF_HOME)/.installed:
 	@command -v npm >/dev/null || { echo 'check: npm is missing (Debian: apt-get install npm)' >&2; exit 1; }

@@ -30,8 +30,9 @@
 //!
 //! A call's database work runs in a task of the store's tracker, not in the
 //! caller's future: dropping the caller cancels no statement and poisons no
-//! connection. A [`Grant`] that is dropped before it was claimed, because its
-//! caller had gone, is given back; so is an Acquire whose outcome is unknown.
+//! connection. A [`Grant`](acquire::Grant) that is dropped before it was
+//! claimed, because its caller had gone, is given back; so is an Acquire whose
+//! outcome is unknown.
 //! Only the call that created a lease gives it back, and only while no replay
 //! has claimed it and no renewal was seen ([`give_back`]).
 //!
