@@ -217,7 +217,7 @@ pub fn expect_violation<T: std::fmt::Debug>(answer: Result<T, Status>, field: &s
 }
 
 /// Expects that an error can be retried and says when: `RetryInfo`, and the
-/// trailer that gRPC libraries obey.
+/// trailer that gRPC libraries obey. Returns the shorter wait.
 #[track_caller]
 pub fn expect_retryable(status: &Status) -> Duration {
     let pushback = status
@@ -231,11 +231,22 @@ pub fn expect_retryable(status: &Status) -> Duration {
     let (Some(pushback), Some(delay)) = (pushback, info) else {
         panic!("no RetryInfo or no grpc-retry-pushback-ms: {status:?}");
     };
+    for wait in [pushback, delay] {
+        let sensible = Duration::from_millis(1)..Duration::from_secs(10);
+        assert!(sensible.contains(&wait), "wait {wait:?}: {status:?}");
+    }
+    pushback.min(delay)
+}
+
+/// Expects that repeating the call is not suggested.
+#[track_caller]
+pub fn expect_final(status: &Status) {
     assert!(
-        pushback.abs_diff(delay) < Duration::from_millis(2),
-        "the two disagree: {pushback:?}, {delay:?}"
+        status.get_details_retry_info().is_none(),
+        "RetryInfo: {status:?}"
     );
-    delay
+    let pushback = status.metadata().get("grpc-retry-pushback-ms");
+    assert!(pushback.is_none(), "pushback: {status:?}");
 }
 
 /// Expects that a message says nothing of SQL, the schema or a connection.

@@ -20,6 +20,7 @@ pub mod row_lock;
 pub mod server;
 pub mod system;
 pub mod wait;
+pub mod wire;
 
 pub use calls::{reason, violations};
 pub use postgres::Postgres;
