@@ -1,1 +1,15 @@
-//! Tests.
+//! The contract, tested on real servers over a real Postgres.
+//!
+//! Every test takes names of its own, so that all can share a server; those
+//! that break something start their own.
+
+#![allow(clippy::unwrap_used, reason = "a test that panics has failed")]
+
+mod contract_acquire;
+mod contract_get;
+mod contract_release;
+mod contract_renew;
+mod limits;
+mod names;
+mod refusals;
+mod world;

@@ -1,0 +1,110 @@
+//! What most tests start from: one server that all share, and leases in a
+//! known state.
+
+use std::{
+    sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
+};
+
+use fencepost_proto::v1::Lock;
+use fencepost_support::{
+    Server,
+    calls::{self, granted},
+    postgres::{Database, fresh_database},
+    server::Client,
+};
+use tokio::sync::OnceCell;
+
+/// Long enough that no lease ends during a test.
+pub(crate) const LONG: Duration = Duration::from_secs(60);
+
+/// The shortest lease that there is.
+pub(crate) const SHORT: Duration = Duration::from_millis(500);
+
+/// A server and its database.
+pub(crate) struct World {
+    pub(crate) database: Database,
+    pub(crate) server: Server,
+}
+
+static SHARED: OnceCell<World> = OnceCell::const_new();
+
+/// The world that all tests share which break nothing.
+pub(crate) async fn shared() -> &'static World {
+    SHARED.get_or_init(World::start).await
+}
+
+/// A connection to the shared server.
+pub(crate) async fn client() -> Client {
+    shared().await.server.client().await
+}
+
+impl World {
+    /// A server with a database of its own.
+    pub(crate) async fn start() -> Self {
+        let database = fresh_database().await;
+        let server = Server::start(&database.url()).await;
+        Self { database, server }
+    }
+}
+
+/// A name that no other test uses.
+pub(crate) fn fresh(stem: &str) -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    format!("{stem}-{}", NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// A lease that has expired, its row still there.
+pub(crate) async fn expired(client: &mut Client, resource: &str, owner: &str) -> Lock {
+    let lock = granted(client, resource, owner, SHORT).await;
+    outlive(SHORT).await;
+    lock
+}
+
+/// A lease that was given back, its row still there.
+pub(crate) async fn released(client: &mut Client, resource: &str, owner: &str) -> Lock {
+    let lock = granted(client, resource, owner, LONG).await;
+    calls::release(client, resource, owner, lock.fencing_token)
+        .await
+        .expect("a live lease can be released");
+    lock
+}
+
+/// Waits until a lease is over that was granted before this call: the passing
+/// of time is what is awaited.
+pub(crate) async fn outlive(ttl: Duration) {
+    tokio::time::sleep(ttl + Duration::from_millis(20)).await;
+}
+
+/// Expects that a lease is as it was: same token, same times.
+#[track_caller]
+pub(crate) fn assert_same_lease(now: &Lock, before: &Lock) {
+    assert_eq!(now.fencing_token, before.fencing_token);
+    assert_eq!(now.owner, before.owner);
+    assert_eq!(now.acquired_at, before.acquired_at);
+    assert_eq!(now.expires_at, before.expires_at);
+    assert_eq!(now.ttl, before.ttl);
+    assert_eq!(now.labels, before.labels);
+}
+
+/// Expects that a lease runs for the whole of `ttl` from its grant.
+#[track_caller]
+pub(crate) fn assert_full_ttl(lock: &Lock, ttl: Duration) {
+    assert_eq!(calls::span(lock.ttl), ttl);
+    let runs = calls::time(lock.expires_at)
+        .duration_since(calls::time(lock.acquired_at))
+        .expect("a lease ends after its grant");
+    // Both times are rounded to microseconds.
+    let off = runs.abs_diff(ttl);
+    assert!(off < Duration::from_millis(1), "{runs:?} is not {ttl:?}");
+    let remaining = calls::span(lock.remaining);
+    assert!(remaining <= ttl, "{remaining:?} of {ttl:?} remain");
+    let near = ttl.saturating_sub(Duration::from_secs(5));
+    assert!(remaining > near, "only {remaining:?} of {ttl:?} remain");
+}
+
+/// Expects a token that can be one.
+#[track_caller]
+pub(crate) fn assert_token(token: i64) {
+    assert!(token > 0 && token < 1 << 53, "token {token}");
+}
