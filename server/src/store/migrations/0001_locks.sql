@@ -352,8 +352,6 @@ BEGIN
     IF NOT FOUND THEN
         RAISE EXCEPTION 'fencepost.identity has lost its row';
     END IF;
-    -- Changes nothing, but keeps nextval out until this transaction is over.
-    ALTER SEQUENCE fencepost.fencing_tokens NO CYCLE;
     SELECT s.last_value INTO from_token FROM fencepost.fencing_tokens AS s;
     leapt := p_always OR identity_holds IS NOT TRUE OR from_token <= p_floor;
     clock_behind := false;
@@ -361,6 +359,10 @@ BEGIN
     IF NOT leapt THEN
         RETURN;
     END IF;
+    -- Keeps nextval out until this transaction is over. It gives the sequence a
+    -- new file, so it must not run where the identity is then left as it is.
+    ALTER SEQUENCE fencepost.fencing_tokens NO CYCLE;
+    SELECT s.last_value INTO from_token FROM fencepost.fencing_tokens AS s;
     SELECT greatest(from_token, p_floor, max(l.fencing_token)) INTO from_token FROM fencepost.locks AS l;
     now_token := floor(extract(epoch FROM clock_timestamp() - timestamptz '2026-01-01 00:00:00+00') * 4194304)::bigint;
     clock_behind := now_token <= from_token;
