@@ -3,9 +3,15 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use clap::{Args, Parser, Subcommand};
+use clap::{
+    Args, Parser, Subcommand,
+    error::{ContextKind, ContextValue},
+};
 
-use crate::{store::SynchronousCommit, telemetry::LogFormat};
+use crate::{
+    store::SynchronousCommit,
+    telemetry::{LogFormat, check_filter},
+};
 
 /// A distributed lock server: named locks with a TTL and a fencing token,
 /// over gRPC, kept in PostgreSQL.
@@ -32,7 +38,7 @@ pub(crate) struct Cli {
     pub(crate) log_format: LogFormat,
 
     /// What is logged: a level, or directives such as info,fencepostd=debug.
-    #[arg(long, env = "FENCEPOST_LOG", default_value = "info", global = true)]
+    #[arg(long, env = "FENCEPOST_LOG", default_value = "info", value_parser = check_filter, global = true)]
     pub(crate) log: String,
 }
 
@@ -151,6 +157,23 @@ pub(crate) struct DatabaseArgs {
     /// $XDG_STATE_HOME/fencepost].
     #[arg(long, env = "FENCEPOST_DATA_DIR", value_name = "DIR", global = true)]
     pub(crate) data_dir: Option<PathBuf>,
+}
+
+/// Takes URLs out of a message about bad usage: one that landed in the wrong
+/// place has its password in it all the same.
+pub(crate) fn without_urls(mut error: clap::Error) -> clap::Error {
+    for kind in [
+        ContextKind::InvalidArg,
+        ContextKind::InvalidSubcommand,
+        ContextKind::InvalidValue,
+    ] {
+        let is_url =
+            matches!(error.get(kind), Some(ContextValue::String(text)) if text.contains("://"));
+        if is_url {
+            error.insert(kind, ContextValue::String("a URL".to_owned()));
+        }
+    }
+    error
 }
 
 /// What the environment says beside the flags' twins.

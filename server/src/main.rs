@@ -44,14 +44,11 @@ fn main() -> ExitCode {
             } else {
                 ExitCode::SUCCESS
             };
-            let _ = error.print();
+            let _ = args::without_urls(error).print();
             return code;
         }
     };
-    if telemetry::init(cli.log_format, &cli.log).is_err() {
-        let _ = Cli::try_parse_from(["fencepostd", "--log", ""]);
-        return ExitCode::from(CONFIGURATION);
-    }
+    telemetry::init(cli.log_format, &cli.log);
     let command = cli.command.clone();
     let config = match Config::new(cli, Environment::read()) {
         Ok(config) => config,

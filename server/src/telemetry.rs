@@ -11,11 +11,16 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-/// Starts logging. Fails when the filter is malformed.
-pub(crate) fn init(format: LogFormat, filter: &str) -> Result<(), ParseError> {
+/// For the flag: takes what [`init`] can work with.
+pub(crate) fn check_filter(filter: &str) -> Result<String, ParseError> {
+    EnvFilter::try_new(filter).map(|_| filter.to_owned())
+}
+
+/// Starts logging, with a filter that was checked.
+pub(crate) fn init(format: LogFormat, filter: &str) {
     // The driver's own debug lines repeat every parameter; whoever wants them
     // names them after this.
-    let filter = EnvFilter::try_new(format!("tokio_postgres=warn,{filter}"))?;
+    let filter = EnvFilter::new(format!("tokio_postgres=warn,{filter}"));
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr);
@@ -25,7 +30,6 @@ pub(crate) fn init(format: LogFormat, filter: &str) -> Result<(), ParseError> {
             .init(),
         LogFormat::Json => log.json().flatten_event(true).init(),
     }
-    Ok(())
 }
 
 /// An error with its causes, on one line: what a database says may have
