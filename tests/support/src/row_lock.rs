@@ -43,8 +43,16 @@ impl RowLock {
     pub async fn waiters(&self) -> i64 {
         self.observer
             .query_one(
-                "SELECT count(*) FROM pg_stat_activity
-                 WHERE wait_event_type = 'Lock' AND $1 = ANY (pg_blocking_pids(pid))",
+                // The second waits for the first, which waits for the holder.
+                "WITH RECURSIVE blocked (pid, by) AS MATERIALIZED (
+                     SELECT pid, unnest(pg_blocking_pids(pid)) FROM pg_stat_activity
+                     WHERE wait_event_type = 'Lock'
+                 ), waiting (pid) AS (
+                     SELECT pid FROM blocked WHERE by = $1
+                     UNION
+                     SELECT blocked.pid FROM blocked JOIN waiting ON by = waiting.pid
+                 )
+                 SELECT count(*) FROM waiting",
                 &[&self.pid],
             )
             .await
