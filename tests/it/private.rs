@@ -12,7 +12,7 @@ use fencepost_support::{
     Server, calls, eventually,
     leash::{End, Leash},
     server::{self, Builder},
-    system,
+    system::{self, PrivateDirectory},
 };
 use rustix::process::Signal;
 
@@ -20,7 +20,7 @@ use crate::programs::expect_no_start;
 
 /// A directory that goes with its test, and the Postgres in it too.
 struct Home {
-    directory: PathBuf,
+    directory: PrivateDirectory,
     leash: Option<Leash>,
 }
 
@@ -47,7 +47,7 @@ impl Home {
     /// Ties the postmaster that runs now to this process.
     fn tie(&mut self) -> u32 {
         let pid = self.postmaster().expect("a postmaster runs");
-        self.leash = Some(Leash::new(pid, End::QuitProcess, Some(&self.directory)));
+        self.leash = Some(Leash::of_process(pid, End::QuitProcess));
         pid
     }
 }
@@ -61,7 +61,6 @@ impl Drop for Home {
                 std::thread::sleep(Duration::from_millis(20));
             }
         }
-        let _ = fs::remove_dir_all(&self.directory);
     }
 }
 

@@ -6,16 +6,16 @@
 //! the shell ends the process and removes its files.
 
 use std::{
+    ffi::OsStr,
     io::Write as _,
     os::unix::process::CommandExt as _,
     path::Path,
     process::{Child, Command, Stdio},
 };
 
-/// `$1` is the process, `$2` the group or process to signal, `$3` the signal,
-/// `$4` a directory to remove or empty. A line on standard input means that
-/// all is done already.
-const SCRIPT: &str = r#"
+/// `$1` is the process, `$2` the group or process to signal, `$3` the signal.
+/// A line on standard input means that all is done already.
+const END_PROCESS: &str = r#"
 trap '' HUP INT TERM QUIT
 read -r _ && exit 0
 children=$(cat "/proc/$1/task/"*/children 2>/dev/null)
@@ -24,10 +24,17 @@ kill -s "$3" -- "$2"
 left=50
 while kill -s 0 -- "$1" && [ "$left" -gt 0 ]; do sleep 0.1; left=$((left - 1)); done
 kill -s KILL -- "$2" $children
-[ -z "$4" ] || rm -rf -- "$4"
 "#;
 
-/// Ends a process and removes its directory when this process dies.
+/// `$1` is a directory. Whoever still writes there is about to be ended.
+const REMOVE: &str = r#"
+trap '' HUP INT TERM QUIT
+read -r _ && exit 0
+left=100
+while [ -e "$1" ] && [ "$left" -gt 0 ]; do rm -rf -- "$1"; sleep 0.1; left=$((left - 1)); done
+"#;
+
+/// Ends a process, or removes a directory, when this process dies.
 #[derive(Debug)]
 pub struct Leash {
     shell: Child,
@@ -44,16 +51,31 @@ pub enum End {
 }
 
 impl Leash {
-    /// Ties process `pid` and `directory` to the life of this process.
-    pub fn new(pid: u32, end: End, directory: Option<&Path>) -> Self {
+    /// Ties process `pid` to the life of this process.
+    pub fn of_process(pid: u32, end: End) -> Self {
         let (target, signal) = match end {
             End::KillGroup => (format!("-{pid}"), "KILL"),
             End::QuitProcess => (pid.to_string(), "QUIT"),
         };
+        Self::new(
+            END_PROCESS,
+            &[
+                pid.to_string().as_ref(),
+                target.as_ref(),
+                OsStr::new(signal),
+            ],
+        )
+    }
+
+    /// Ties a directory to the life of this process.
+    pub fn of_directory(path: &Path) -> Self {
+        Self::new(REMOVE, &[path.as_os_str()])
+    }
+
+    fn new(script: &str, arguments: &[&OsStr]) -> Self {
         let shell = Command::new("/bin/sh")
-            .args(["-c", SCRIPT, "leash"])
-            .args([pid.to_string(), target, signal.to_owned()])
-            .arg(directory.unwrap_or(Path::new("")))
+            .args(["-c", script, "leash"])
+            .args(arguments)
             .current_dir("/")
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -65,7 +87,7 @@ impl Leash {
     }
 
     /// Does what the death of this process would: closes the pipe without a
-    /// word, so that the shell ends everything.
+    /// word, so that the shell does its work.
     pub fn abandon(&mut self) {
         drop(self.shell.stdin.take());
     }

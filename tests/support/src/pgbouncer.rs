@@ -8,18 +8,19 @@ use crate::{
     leash::End,
     postgres::{Client, Postgres},
     process::Process,
-    system::{self, free_address},
+    system::{self, PrivateDirectory, free_address},
     wait::eventually,
 };
 
 /// A running pooler. Dropping it kills it and removes its files.
 #[derive(Debug)]
 pub struct PgBouncer {
-    directory: PathBuf,
+    // Dropped before the directory.
+    process: Option<Process>,
+    directory: PrivateDirectory,
     address: SocketAddr,
     target: SocketAddr,
     pool_size: u32,
-    process: Option<Process>,
 }
 
 impl PgBouncer {
@@ -68,12 +69,7 @@ impl PgBouncer {
         system::drop_root(&mut command)
             .arg(self.directory.join("pgbouncer.ini"))
             .current_dir("/");
-        let process = Process::start(
-            "pgbouncer",
-            &mut command,
-            End::KillGroup,
-            Some(&self.directory),
-        );
+        let process = Process::start("pgbouncer", &mut command, End::KillGroup);
         let process = self.process.insert(process);
         let console = Postgres::url_via(self.address, "pgbouncer");
         eventually("pgbouncer answers", async || {
@@ -142,14 +138,6 @@ pidfile = {}/pgbouncer.pid
         let path = directory.join("pgbouncer.ini");
         fs::write(&path, configuration).expect("room on the disk");
         system::give_away(&path);
-    }
-}
-
-impl Drop for PgBouncer {
-    fn drop(&mut self) {
-        self.process = None;
-        // What cannot be removed is not worth a second panic.
-        let _ = fs::remove_dir_all(&self.directory);
     }
 }
 

@@ -3,7 +3,6 @@
 use std::{
     io::{BufRead as _, BufReader},
     os::unix::process::CommandExt as _,
-    path::Path,
     process::{Command, ExitStatus, Stdio},
     sync::{Arc, Mutex, PoisonError},
     thread::{self, JoinHandle},
@@ -69,14 +68,9 @@ impl Log {
 }
 
 impl Process {
-    /// Starts `command`, reads its standard error, and ties it and
-    /// `directory` to this process.
-    pub fn start(
-        name: &'static str,
-        command: &mut Command,
-        end: End,
-        directory: Option<&Path>,
-    ) -> Self {
+    /// Starts `command`, reads its standard error, and ties it to the life of
+    /// this process.
+    pub fn start(name: &'static str, command: &mut Command, end: End) -> Self {
         let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -85,7 +79,7 @@ impl Process {
             .spawn()
             .unwrap_or_else(|error| panic!("cannot start {command:?}: {error}"));
         let pid = child.id();
-        let leash = Leash::new(pid, end, directory);
+        let leash = Leash::of_process(pid, end);
 
         let stderr = child.stderr.take().expect("stderr is a pipe");
         let lines = Arc::new(Mutex::new(Vec::new()));

@@ -150,7 +150,7 @@ impl Builder {
             }
         }
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
-        Process::start("fencepostd", &mut command, End::KillGroup, None)
+        Process::start("fencepostd", &mut command, End::KillGroup)
     }
 }
 

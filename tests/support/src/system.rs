@@ -4,6 +4,7 @@
 use std::{
     fs,
     net::{SocketAddr, TcpListener},
+    ops::Deref,
     os::unix::{
         fs::{DirBuilderExt as _, chown},
         process::CommandExt as _,
@@ -16,6 +17,8 @@ use std::{
 
 use rand::Rng as _;
 use rustix::process::{Pid, Signal};
+
+use crate::leash::Leash;
 
 /// A loopback address that nobody listens on.
 ///
@@ -72,9 +75,17 @@ pub fn drop_root(command: &mut Command) -> &mut Command {
     command
 }
 
-/// Makes a private directory with a short path, owned by the account that
-/// [`drop_root`] changes to.
-pub fn private_directory() -> PathBuf {
+/// A directory of a test's own, owned by the account that [`drop_root`]
+/// changes to. Dropping it removes it.
+#[derive(Debug)]
+pub struct PrivateDirectory {
+    path: PathBuf,
+    // After the drop, so that it is removed by one or the other.
+    _leash: Leash,
+}
+
+/// Makes a private directory with a short path.
+pub fn private_directory() -> PrivateDirectory {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let mut base = std::env::temp_dir();
     if base.as_os_str().len() > 40 {
@@ -87,12 +98,34 @@ pub fn private_directory() -> PathBuf {
         let path = base.join(format!("fencepost-test-{process}-{n}"));
         match fs::DirBuilder::new().mode(0o700).create(&path) {
             Ok(()) => {
+                let _leash = Leash::of_directory(&path);
                 give_away(&path);
-                return path;
+                return PrivateDirectory { path, _leash };
             }
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
             Err(error) => panic!("cannot make {}: {error}", path.display()),
         }
+    }
+}
+
+impl Deref for PrivateDirectory {
+    type Target = Path;
+
+    fn deref(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl AsRef<Path> for PrivateDirectory {
+    fn as_ref(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for PrivateDirectory {
+    fn drop(&mut self) {
+        // What cannot be removed is not worth a second panic.
+        let _ = fs::remove_dir_all(&self.path);
     }
 }
 

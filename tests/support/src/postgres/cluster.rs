@@ -1,7 +1,7 @@
 //! One cluster: made, started, stopped, killed, removed.
 
 use std::{
-    fs::{self, OpenOptions},
+    fs::OpenOptions,
     io::Write as _,
     net::SocketAddr,
     path::{Path, PathBuf},
@@ -13,7 +13,7 @@ use super::{binaries::program, client::Client};
 use crate::{
     leash::End,
     process::Process,
-    system::{self, children_of, free_address, is_alive, run},
+    system::{self, PrivateDirectory, children_of, free_address, is_alive, run},
     wait::eventually,
 };
 
@@ -45,10 +45,11 @@ pub enum Stop {
 /// A private cluster. Dropping it stops it and removes its files.
 #[derive(Debug)]
 pub struct Postgres {
-    pub(super) directory: PathBuf,
+    // Dropped first: nobody writes to the directory that is dropped next.
+    pub(super) process: Option<Process>,
+    pub(super) directory: PrivateDirectory,
     pub(super) address: SocketAddr,
     environment: Vec<(String, String)>,
-    pub(super) process: Option<Process>,
 }
 
 /// How a cluster differs from the usual one.
@@ -73,13 +74,8 @@ impl Builder {
 
     /// Makes the cluster and starts it.
     pub async fn start(self) -> Postgres {
-        let directory = system::private_directory();
-        let mut postgres = Postgres {
-            directory,
-            address: free_address(),
-            environment: self.environment,
-            process: None,
-        };
+        let mut postgres = Postgres::stopped();
+        postgres.environment = self.environment;
         let mut initdb = program("initdb");
         initdb
             .args(["--username=postgres", "--auth=trust", "--encoding=UTF8"])
@@ -108,10 +104,10 @@ impl Postgres {
         Self::builder().start().await
     }
 
-    /// A cluster that exists on disk already, at `directory`/data, stopped.
-    pub(super) fn at(directory: PathBuf) -> Self {
+    /// A cluster that is not started, its data directory yet to be made.
+    pub(super) fn stopped() -> Self {
         Self {
-            directory,
+            directory: system::private_directory(),
             address: free_address(),
             environment: Vec::new(),
             process: None,
@@ -208,16 +204,11 @@ impl Postgres {
             .arg("-D")
             .arg(self.data())
             .arg("-k")
-            .arg(&self.directory)
+            .arg(&*self.directory)
             .args(["-h", "127.0.0.1", "-p", &self.address.port().to_string()])
             .envs(self.environment.iter().map(|(name, value)| (name, value)));
         self.process = None;
-        let process = Process::start(
-            "postgres",
-            &mut command,
-            End::QuitProcess,
-            Some(&self.directory),
-        );
+        let process = Process::start("postgres", &mut command, End::QuitProcess);
         let process = self.process.insert(process);
         let url = Self::url_via(self.address, "postgres");
         eventually("postgres answers", async || {
@@ -295,13 +286,5 @@ impl Postgres {
 
     fn log_tail(&self) -> String {
         self.process.as_ref().map(Process::tail).unwrap_or_default()
-    }
-}
-
-impl Drop for Postgres {
-    fn drop(&mut self) {
-        self.process = None;
-        // What cannot be removed is not worth a second panic.
-        let _ = fs::remove_dir_all(&self.directory);
     }
 }

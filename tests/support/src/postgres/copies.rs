@@ -18,7 +18,7 @@ impl Postgres {
 
     /// The same, but leaves the copy stopped.
     pub async fn copy_stopped(&self) -> Self {
-        let copy = Self::at(system::private_directory());
+        let copy = Self::stopped();
         let running = self.is_running();
         if running {
             self.freeze();

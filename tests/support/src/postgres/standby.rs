@@ -47,7 +47,7 @@ impl Postgres {
 
     /// A base backup of this running cluster, stopped.
     pub async fn base_backup(&self) -> Self {
-        let backup = Self::at(system::private_directory());
+        let backup = Self::stopped();
         let mut command = program("pg_basebackup");
         command
             .args(["--checkpoint=fast", "--wal-method=stream", "--no-sync"])

@@ -6,28 +6,27 @@ use std::{
 };
 
 use fencepost_support::{
-    Postgres,
+    Postgres, eventually,
     leash::{End, Leash},
     process::Process,
-    system, wait,
+    system,
 };
 
 #[tokio::test]
 async fn a_leash_ends_the_process_when_its_holder_is_killed() {
-    // The victim stands for a server, the shell that holds the leash's pipe
-    // for a test process.
-    let victim = Process::start(
-        "victim",
-        Command::new("sleep").arg("600"),
-        End::KillGroup,
-        None,
-    );
-    let directory = system::private_directory();
-    let mut leash = Leash::new(victim.pid(), End::KillGroup, Some(&directory));
-    // As at the death of this process: the pipe closes without a word.
+    let victim = Process::start("victim", Command::new("sleep").arg("600"), End::KillGroup);
+    let mut leash = Leash::of_process(victim.pid(), End::KillGroup);
     leash.abandon();
     victim.wait_exit().await;
-    wait::eventually("the directory is gone", async || {
+}
+
+#[tokio::test]
+async fn a_leash_removes_the_directory_when_its_holder_is_killed() {
+    let directory = system::private_directory();
+    std::fs::write(directory.join("file"), "text").unwrap();
+    let mut leash = Leash::of_directory(&directory);
+    leash.abandon();
+    eventually("the directory is gone", async || {
         (!directory.exists()).then_some(())
     })
     .await;
@@ -41,7 +40,7 @@ async fn a_leash_let_go_harms_nobody() {
         .process_group(0)
         .spawn()
         .unwrap();
-    drop(Leash::new(bystander.id(), End::KillGroup, None));
+    drop(Leash::of_process(bystander.id(), End::KillGroup));
     assert!(system::is_alive(bystander.id()));
     bystander.kill().unwrap();
     bystander.wait().unwrap();
