@@ -167,8 +167,13 @@ impl Session {
         assert_eq!(acquire("b", "").await, "granted");
         let orphan = format!("'{{{name}}}', '{{{uuid}}}'");
         assert_eq!(self.run("give_back", &orphan, "given_back").await, "t");
-        assert_ne!(self.run("purge", "'plan', 500, -1", "purged").await, "0");
-        self.run("purge", "'', 500, 600000", "purged").await;
+        assert_ne!(
+            self.run("purge", "'plan', 500, 0, 'infinity'", "purged")
+                .await,
+            "0"
+        );
+        self.run("purge", "'', 500, 600000, 'infinity'", "purged")
+            .await;
     }
 
     /// The plans since the last look.

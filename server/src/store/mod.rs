@@ -82,7 +82,7 @@ pub(crate) use probe::{Health, Unfit};
 pub(crate) use release::Release;
 pub(crate) use renew::Renew;
 
-use self::{failure::Because, give_back::Returns, identity::Identity, pool::Pool};
+use self::{failure::Because, give_back::Returns, identity::Identity, pool::Pool, purge::Watched};
 use crate::{
     clock::Moment,
     lock::{FencingToken, Outage},
@@ -100,8 +100,8 @@ struct Inner {
     /// The highest token this replica has seen.
     highest: AtomicI64,
     health: watch::Sender<Health>,
-    /// When purge may start: one retention after the last doubt about the clock.
-    purge_from: Mutex<Moment>,
+    /// What purge knows of the database's clock.
+    watched: Mutex<Watched>,
     /// Bounds the tasks of `tracker`.
     permits: Arc<Semaphore>,
     tracker: TaskTracker,
@@ -118,7 +118,7 @@ impl Store {
             returns: Returns::default(),
             highest: AtomicI64::new(0),
             health: watch::Sender::new(Health::Starting),
-            purge_from: Mutex::new(Moment::now().after(config.purge_retention)),
+            watched: Mutex::new(Watched::new(Moment::now().after(config.purge_retention))),
             tracker: TaskTracker::new(),
             config,
         })))

@@ -165,6 +165,7 @@ impl Inner {
         if clock.stepped(reading) {
             self.rest_purge();
         }
+        self.read_clock(reading.theirs, reading.answered);
         self.judge_probe(row, answer.sent, deadline).await
     }
 

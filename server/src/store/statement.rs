@@ -27,7 +27,7 @@ statement!(RENEW, "renew", [TEXT, TEXT, INT8, INT8]);
 statement!(RELEASE, "release", [TEXT, TEXT, INT8]);
 statement!(GET, "get", [TEXT]);
 statement!(GIVE_BACK, "give_back", [TEXT_ARRAY, UUID_ARRAY]);
-statement!(PURGE, "purge", [TEXT, INT4, INT8]);
+statement!(PURGE, "purge", [TEXT, INT4, INT8, TIMESTAMPTZ]);
 statement!(LEAP, "leap", [INT8, BOOL]);
 statement!(POSITION, "position", []);
 statement!(PROBE, "probe", []);

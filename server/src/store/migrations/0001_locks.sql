@@ -295,14 +295,15 @@ $function$;
 -- Deletes rows idle for longer than the retention, one page of names in key
 -- order. The retention must be far above every statement limit: an Acquire that
 -- drew its token before the delete must be over long before the row could go.
--- last_resource is null when the page was empty.
+-- p_clock is where the caller expects the clock to be: one that was just set
+-- ahead makes nothing idle. last_resource is null when the page was empty.
 CREATE FUNCTION fencepost.purge_v1(
-    p_after text, p_page integer, p_retention_ms bigint,
+    p_after text, p_page integer, p_retention_ms bigint, p_clock timestamptz,
     OUT last_resource text, OUT purged integer
 ) LANGUAGE plpgsql VOLATILE AS $function$
 #variable_conflict use_column
 DECLARE
-    idle_before timestamptz := clock_timestamp() - make_interval(secs => p_retention_ms / 1000.0);
+    idle_before timestamptz := least(clock_timestamp(), p_clock) - make_interval(secs => p_retention_ms / 1000.0);
     candidate   record;
 BEGIN
     purged := 0;
