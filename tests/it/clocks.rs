@@ -1,0 +1,335 @@
+//! Clocks that are wrong: those of the servers never matter; that of the
+//! database is watched, and tokens rise whatever it does.
+
+use std::{
+    fs,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use fencepost_support::{
+    Postgres, Server, calls, eventually,
+    postgres::{Stop, fresh_database},
+    server::{Builder, Client},
+    system,
+    wait::within,
+};
+use serde_json::Value;
+
+/// The library that fakes a program's wall clock.
+fn faketime() -> String {
+    let architectures = fs::read_dir("/usr/lib").unwrap();
+    let library = architectures
+        .map(|entry| entry.unwrap().path().join("faketime/libfaketimeMT.so.1"))
+        .find(|library| library.exists());
+    let library = library.expect("faketime is installed");
+    library.to_str().unwrap().to_owned()
+}
+
+/// A server whose wall clock is off; its monotonic clocks are not.
+fn skewed(url: &str, offset: &str) -> Builder {
+    Server::builder(url)
+        .flag("--drain-delay", "0s")
+        .env("LD_PRELOAD", &faketime())
+        .env("FAKETIME", offset)
+        .env("FAKETIME_DONT_FAKE_MONOTONIC", "1")
+}
+
+/// How far a server's wall clock is ahead, by the time stamps of its log.
+async fn ahead(server: &Server, database: &fencepost_support::postgres::Client) -> f64 {
+    let line = server.logs().pop().expect("a server logs its start");
+    let line: Value = serde_json::from_str(&line).unwrap();
+    let stamp = line["timestamp"].as_str().unwrap();
+    database
+        .value(&format!(
+            "SELECT extract(epoch FROM '{stamp}'::timestamptz - now())::float8"
+        ))
+        .await
+}
+
+/// Tries to take a lock at all of these servers in turn until one grants it;
+/// returns when that was asked for.
+async fn take_over(clients: &mut [Client], name: &str) -> Instant {
+    within(Duration::from_secs(20), "somebody takes over", async || {
+        for (n, client) in clients.iter_mut().enumerate() {
+            let asked = Instant::now();
+            let owner = format!("contender {n}");
+            let answer = calls::acquire(client, name, &owner, Duration::from_secs(60)).await;
+            // A server that restarts does not answer.
+            if answer.is_ok_and(|answer| answer.acquired) {
+                return Some(asked);
+            }
+        }
+        None
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_takeover_is_at_the_ttl_whatever_the_servers_clocks_say() {
+    let database = fresh_database().await;
+    let observer = database.client().await;
+    let mut servers = Vec::new();
+    for (offset, expected) in [("+0", 0.0), ("+5m", 300.0), ("-5m", -300.0)] {
+        let server = skewed(&database.url(), offset).start().await;
+        let found = ahead(&server, &observer).await;
+        assert!((found - expected).abs() < 20.0, "{offset}: {found}");
+        server.wait_ready().await;
+        servers.push(server);
+    }
+    let (a, b, c) = (
+        takeover(&servers, 0),
+        takeover(&servers, 1),
+        takeover(&servers, 2),
+    );
+    tokio::join!(a, b, c);
+}
+
+/// A lease taken through one of the servers ends at all of them at its time.
+async fn takeover(servers: &[Server], holder: usize) {
+    const TTL: Duration = Duration::from_secs(3);
+    let name = format!("held through {holder}");
+    let mut holder = servers[holder].client().await;
+    let mut others = Vec::new();
+    for server in servers {
+        others.push(server.client().await);
+    }
+    let asked = Instant::now();
+    calls::granted(&mut holder, &name, "holder", TTL).await;
+    let granted = Instant::now();
+
+    // A duration, and the same one from all of them.
+    let mut ends = Vec::new();
+    for client in &mut others {
+        let before = Instant::now();
+        let lock = calls::get(client, &name).await.unwrap();
+        let remaining = calls::span(lock.remaining);
+        assert!(remaining <= TTL && remaining > TTL / 2, "{remaining:?}");
+        ends.push((before + remaining, Instant::now() + remaining));
+    }
+    let latest = ends.iter().map(|(earliest, _)| *earliest).max().unwrap();
+    let earliest = ends.iter().map(|(_, latest)| *latest).min().unwrap();
+    let apart = latest.saturating_duration_since(earliest);
+    assert!(apart < Duration::from_millis(500), "{apart:?}");
+
+    let taken = take_over(&mut others, &name).await;
+    let early = taken + Duration::from_millis(150) < asked + TTL;
+    assert!(!early, "after {:?}", taken - asked);
+    let after = taken - granted;
+    assert!(after < TTL + Duration::from_secs(1), "{after:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn restarts_of_replicas_do_not_prolong_a_dead_lease() {
+    const TTL: Duration = Duration::from_secs(6);
+    let database = fresh_database().await;
+    let mut tasks = Vec::new();
+    let mut clients = Vec::new();
+    for n in 0..3 {
+        let builder = Server::builder(&database.url()).flag("--drain-delay", "0s");
+        let mut server = builder.start().await;
+        server.wait_ready().await;
+        let lazy = server.endpoint().connect_lazy();
+        clients.push(Client::new(lazy));
+        tasks.push(async move {
+            // One after the other, again and again, half of them killed.
+            tokio::time::sleep(Duration::from_millis(700 * n)).await;
+            for round in 0.. {
+                if round % 2 == 0 {
+                    server.kill9().await;
+                }
+                server.restart().await;
+                tokio::time::sleep(Duration::from_millis(1500)).await;
+            }
+        });
+    }
+    let asked = Instant::now();
+    calls::granted(&mut clients[0], "a", "dead", TTL).await;
+    let granted = Instant::now();
+    let tasks: Vec<_> = tasks.into_iter().map(tokio::spawn).collect();
+    let taken = take_over(&mut clients, "a").await;
+    for task in tasks {
+        assert!(!task.is_finished(), "the restarts went on to the end");
+        task.abort();
+    }
+    assert!(taken + Duration::from_millis(150) >= asked + TTL);
+    let after = taken - granted;
+    assert!(after < TTL + Duration::from_secs(2), "{after:?}");
+}
+
+/// A database whose wall clock can be stepped while it runs.
+struct Stepped {
+    postgres: Postgres,
+    directory: PathBuf,
+}
+
+impl Stepped {
+    async fn start() -> Self {
+        let directory = system::private_directory();
+        let file = directory.join("offset");
+        fs::write(&file, "+0").unwrap();
+        system::give_away(&file);
+        let postgres = Postgres::builder()
+            .env("LD_PRELOAD", &faketime())
+            .env("FAKETIME_TIMESTAMP_FILE", file.to_str().unwrap())
+            .env("FAKETIME_NO_CACHE", "1")
+            .env("FAKETIME_DONT_FAKE_MONOTONIC", "1")
+            .start()
+            .await;
+        Self {
+            postgres,
+            directory,
+        }
+    }
+
+    fn set_clock(&self, offset: &str) {
+        // Written aside and renamed, so that nobody reads half of it.
+        let aside = self.directory.join("new");
+        fs::write(&aside, offset).unwrap();
+        system::give_away(&aside);
+        fs::rename(&aside, self.directory.join("offset")).unwrap();
+    }
+}
+
+impl Drop for Stepped {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// Waits until a server reports the step number `count`; returns its seconds.
+async fn reported_step(server: &Server, count: u64) -> f64 {
+    let line = server
+        .wait_for_log("a step of the database's clock", |line| {
+            line["steps"] == count && line["level"] == "ERROR"
+        })
+        .await;
+    line["step_seconds"].as_f64().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_of_the_databases_clock_is_reported_and_tokens_rise() {
+    let mut database = Stepped::start().await;
+    let server = Server::start(&database.postgres.url()).await;
+    let other = Server::start(&database.postgres.url()).await;
+    let (mut client, mut there) = (server.client().await, other.client().await);
+    let long = Duration::from_secs(5400);
+    let held = calls::granted(&mut client, "held", "a", long).await;
+    let mut last = held.fencing_token;
+    let mut next = async |client: &mut Client, name: &str| {
+        let lock = calls::granted(client, name, "a", Duration::from_secs(60)).await;
+        assert!(
+            lock.fencing_token > last,
+            "{} after {last}",
+            lock.fencing_token
+        );
+        last = lock.fencing_token;
+        calls::span(lock.remaining)
+    };
+    next(&mut client, "a").await;
+
+    database.set_clock("+3600");
+    for server in [&server, &other] {
+        let step = reported_step(server, 1).await;
+        assert!((step - 3600.0).abs() < 5.0, "{step}");
+    }
+    // Leases are nearer to their end by the step, or over.
+    calls::refused(&mut client, "held", "b", long).await;
+    let rest = calls::span(calls::get(&mut client, "held").await.unwrap().remaining);
+    assert!(rest < Duration::from_secs(1801), "{rest:?}");
+    calls::get(&mut client, "a")
+        .await
+        .expect_err("it has ended");
+    // What is granted from now on has its full time.
+    let rest = next(&mut there, "a").await;
+    assert!(rest > Duration::from_secs(55), "{rest:?}");
+
+    database.set_clock("+0");
+    for server in [&server, &other] {
+        let step = reported_step(server, 2).await;
+        assert!((step + 3600.0).abs() < 5.0, "{step}");
+    }
+    // A lease of before lasts longer by the step, and by no more.
+    let row = database.postgres.admin().await;
+    let rest: f64 = row
+        .value(
+            "SELECT extract(epoch FROM expires_at - clock_timestamp())::float8
+               FROM fencepost.locks WHERE resource = 'a'",
+        )
+        .await;
+    assert!((3550.0..3660.0).contains(&rest), "{rest}");
+    for name in ["b", "a", "held"] {
+        next(&mut there, name).await;
+        next(&mut client, name).await;
+    }
+
+    // With a wrong clock at its start it leaps, and not to where that clock is.
+    database.set_clock("-3600");
+    database.postgres.restart(Stop::Fast).await;
+    server.wait_ready().await;
+    eventually("the server serves again", async || {
+        let ready = calls::acquire(&mut client, "ready", "a", long).await;
+        ready.is_ok().then_some(())
+    })
+    .await;
+    next(&mut client, "held").await;
+    next(&mut there, "c").await;
+    let leap = |line: &Value| {
+        let message = line["message"].as_str().unwrap_or_default();
+        message.contains("ahead of the database's clock")
+    };
+    let lines = [server.logs(), other.logs()].concat();
+    let lines = lines
+        .iter()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap());
+    assert_eq!(
+        lines.filter(|line| leap(line)).count(),
+        1,
+        "one fault, logged once"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn purge_rests_after_a_step_of_the_databases_clock() {
+    const RETENTION: Duration = Duration::from_secs(6);
+    let database = Stepped::start().await;
+    let server = Server::builder(&database.postgres.url())
+        .flag("--request-timeout", "500ms")
+        .flag("--purge-retention", "6s")
+        .start()
+        .await;
+    server.wait_ready().await;
+    let mut client = server.client().await;
+    let rows = database.postgres.admin().await;
+    let gone = async |name: &str| {
+        let count: i64 = rows
+            .value(&format!(
+                "SELECT count(*) FROM fencepost.locks WHERE resource = '{name}'"
+            ))
+            .await;
+        count == 0
+    };
+    let mut release = async |name: &str| {
+        let lock = calls::granted(&mut client, name, "a", RETENTION).await;
+        calls::release(&mut client, name, "a", lock.fencing_token)
+            .await
+            .unwrap();
+    };
+    release("first").await;
+    within(RETENTION * 5, "purge is at work", async || {
+        gone("first").await.then_some(())
+    })
+    .await;
+
+    // By the clock, it is idle for an hour; nobody has watched it for that long.
+    release("second").await;
+    database.set_clock("+3600");
+    reported_step(&server, 1).await;
+    let stepped = Instant::now();
+    within(RETENTION * 5, "purge is at work again", async || {
+        gone("second").await.then_some(())
+    })
+    .await;
+    let rested = stepped.elapsed();
+    assert!(rested + Duration::from_secs(1) >= RETENTION, "{rested:?}");
+}
