@@ -103,11 +103,16 @@ impl From<Failure> for Outage {
 }
 
 /// Whether an error of the migration's own transaction is worth another try:
-/// somebody held a lock for longer than we are willing to queue for it.
-pub(super) fn is_lock_timeout(error: &tokio_postgres::Error) -> bool {
+/// somebody held a lock for longer than we are willing to queue for it, or made
+/// the same thing at the same time (a restore, or an administrator).
+pub(super) fn is_passing_conflict(error: &tokio_postgres::Error) -> bool {
     matches!(
         error.code(),
-        Some(&SqlState::LOCK_NOT_AVAILABLE | &SqlState::T_R_DEADLOCK_DETECTED)
+        Some(
+            &SqlState::LOCK_NOT_AVAILABLE
+                | &SqlState::T_R_DEADLOCK_DETECTED
+                | &SqlState::UNIQUE_VIOLATION
+        )
     )
 }
 

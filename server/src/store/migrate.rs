@@ -17,7 +17,7 @@ use tokio_postgres::{Client, SimpleQueryMessage};
 use super::{
     config::{DatabaseUrl, StoreConfig},
     connection::OwnConnection,
-    failure::{is_lock_timeout, is_missing_schema},
+    failure::{is_missing_schema, is_passing_conflict},
     statement,
 };
 
@@ -120,7 +120,7 @@ async fn try_migrate(client: &Client) -> Result<Option<(i32, i32)>, MigrateError
         Err(error) => {
             // Ends the failed transaction; its own failure changes nothing.
             let _ = client.batch_execute("ROLLBACK").await;
-            if is_lock_timeout(&error) {
+            if is_passing_conflict(&error) {
                 Ok(None)
             } else {
                 Err(MigrateError::Failed(error))
