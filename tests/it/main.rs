@@ -16,6 +16,7 @@ mod exclusion;
 mod leaps;
 mod limits;
 mod limits_ttl;
+mod migrate;
 mod names;
 mod outages;
 mod plans;
