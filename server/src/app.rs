@@ -58,7 +58,10 @@ impl AppError {
             | Self::DatabaseUrl(_)
             | Self::Listen(..)
             | Self::Migrate(
-                MigrateError::TooOld(_) | MigrateError::NotUtf8(_) | MigrateError::FsyncOff,
+                MigrateError::TooOld(_)
+                | MigrateError::NotUtf8(_)
+                | MigrateError::FsyncOff
+                | MigrateError::Pooler,
             ) => 78,
             Self::Advance(AdvanceError::Outage(_))
             | Self::PrivatePostgres(_)

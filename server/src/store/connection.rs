@@ -38,7 +38,12 @@ impl OwnConnection {
         url: &DatabaseUrl,
         config: &StoreConfig,
     ) -> Result<Self, tokio_postgres::Error> {
-        let (client, connection) = client_config(url, config).connect(NoTls).await?;
+        let mut pg = client_config(url, config);
+        if !config.pgbouncer {
+            // As the pool will, so that a pooler that refuses them shows at once.
+            Settings::new(config).add_to(&mut pg);
+        }
+        let (client, connection) = pg.connect(NoTls).await?;
         #[expect(clippy::disallowed_methods, reason = "owned by the connection itself")]
         let driver = tokio::spawn(async move {
             // Its error reaches the client's own calls.

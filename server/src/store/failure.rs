@@ -116,6 +116,11 @@ pub(super) fn is_passing_conflict(error: &tokio_postgres::Error) -> bool {
     )
 }
 
+/// Whether a connection was refused for its start-up options, as PgBouncer does.
+pub(super) fn is_refused_option(error: &tokio_postgres::Error) -> bool {
+    error.code() == Some(&SqlState::PROTOCOL_VIOLATION)
+}
+
 /// Whether the schema has never been made in this database.
 pub(super) fn is_missing_schema(error: &tokio_postgres::Error) -> bool {
     matches!(

@@ -17,7 +17,7 @@ use tokio_postgres::{Client, SimpleQueryMessage};
 use super::{
     config::{DatabaseUrl, StoreConfig},
     connection::OwnConnection,
-    failure::{is_missing_schema, is_passing_conflict},
+    failure::{is_missing_schema, is_passing_conflict, is_refused_option},
     statement,
 };
 
@@ -49,6 +49,10 @@ pub(crate) enum MigrateError {
     FsyncOff,
     #[error("the schema could not be migrated")]
     Failed(#[source] tokio_postgres::Error),
+    #[error(
+        "a pooler keeps our settings from the database: give --pgbouncer, or connect without a pooler"
+    )]
+    Pooler,
     #[error("another replica's migration did not end in time")]
     Busy,
 }
@@ -62,9 +66,13 @@ pub(crate) async fn migrate(
 ) -> Result<(i32, i32), MigrateError> {
     let deadline = Instant::now() + budget;
     let work = async {
-        let connection = OwnConnection::open(url, config)
-            .await
-            .map_err(MigrateError::Away)?;
+        let connection = OwnConnection::open(url, config).await.map_err(|error| {
+            if is_refused_option(&error) {
+                MigrateError::Pooler
+            } else {
+                MigrateError::Away(error)
+            }
+        })?;
         check(&connection.client, config).await?;
         loop {
             if let Some(versions) = try_migrate(&connection.client).await? {
@@ -87,6 +95,9 @@ async fn check(client: &Client, config: &StoreConfig) -> Result<(), MigrateError
     let get = |error| MigrateError::Failed(error);
     let version: i32 = row.try_get("version").map_err(get)?;
     let encoding: String = row.try_get("encoding").map_err(get)?;
+    if !config.pgbouncer && !row.try_get::<_, bool>("configured").map_err(get)? {
+        return Err(MigrateError::Pooler);
+    }
     if version < OLDEST {
         return Err(MigrateError::TooOld(version / 10_000));
     }
@@ -111,7 +122,11 @@ async fn check(client: &Client, config: &StoreConfig) -> Result<(), MigrateError
 /// One try. None when another replica is at it, or a table stayed locked.
 async fn try_migrate(client: &Client) -> Result<Option<(i32, i32)>, MigrateError> {
     let latest = MIGRATIONS.last().map_or(0, |(version, ..)| *version);
-    let found = version(client).await.map_err(MigrateError::Failed)?;
+    let found = match version(client).await {
+        Ok(found) => found,
+        Err(error) if is_passing_conflict(&error) => return Ok(None),
+        Err(error) => return Err(MigrateError::Failed(error)),
+    };
     if found >= latest {
         return Ok(Some((found, found)));
     }
