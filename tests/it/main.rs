@@ -19,6 +19,7 @@ mod limits_ttl;
 mod migrate;
 mod names;
 mod outages;
+mod pgbouncer;
 mod plans;
 mod private;
 mod programs;

@@ -159,6 +159,18 @@ async fn a_migration_gives_way_to_who_holds_a_lock_and_tries_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_start_that_cannot_read_the_schemas_version_tries_again() {
+    let (database, blocker) = blocked_database().await;
+    let observer = database.client().await;
+    blocker.run("LOCK TABLE fencepost.migrations").await;
+    let starting = tokio::spawn(Server::builder(&database.url()).start());
+    waiting(&observer, 2).await;
+    blocker.run("COMMIT").await;
+    starting.await.unwrap().wait_ready().await;
+    assert_migrated(&observer).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_migration_survives_somebody_who_makes_the_same_schema() {
     let database = fresh_database().await;
     let observer = database.client().await;

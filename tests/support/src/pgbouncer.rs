@@ -21,17 +21,25 @@ pub struct PgBouncer {
     address: SocketAddr,
     target: SocketAddr,
     pool_size: u32,
+    ignored: String,
 }
 
 impl PgBouncer {
     /// Starts a pooler in front of `target`, with `pool_size` server
     /// connections for each database.
     pub async fn start(target: SocketAddr, pool_size: u32) -> Self {
+        Self::start_ignoring(target, pool_size, "extra_float_digits").await
+    }
+
+    /// The same, but ignores these parameters of a client's start
+    /// (`ignore_startup_parameters`).
+    pub async fn start_ignoring(target: SocketAddr, pool_size: u32, ignored: &str) -> Self {
         let mut pooler = Self {
             directory: system::private_directory(),
             address: free_address(),
             target,
             pool_size,
+            ignored: ignored.to_owned(),
             process: None,
         };
         pooler.start_again().await;
@@ -109,6 +117,7 @@ impl PgBouncer {
             address,
             target,
             pool_size,
+            ignored,
             ..
         } = self;
         let configuration = format!(
@@ -126,7 +135,7 @@ default_pool_size = {pool_size}
 max_client_conn = 500
 server_login_retry = 1
 server_connect_timeout = 5
-ignore_startup_parameters = extra_float_digits
+ignore_startup_parameters = {ignored}
 pidfile = {}/pgbouncer.pid
 ",
             target.ip(),
