@@ -60,6 +60,7 @@ async fn assert_migrated(client: &Client) {
 
 /// Three replicas start at once on an empty database; one of them is killed at
 /// some moment and started again.
+#[expect(clippy::print_stdout, reason = "for the reader of a failed test")]
 async fn round(observer: &Client, builder: Builder, number: u64) {
     let mut rest = JoinSet::new();
     for _ in 0..2 {
@@ -67,7 +68,7 @@ async fn round(observer: &Client, builder: Builder, number: u64) {
     }
     let victim = builder.spawn();
     // Half of them early, while the schema is made.
-    let most = if number % 2 == 0 { 2_000 } else { 150 };
+    let most = if number.is_multiple_of(2) { 2_000 } else { 150 };
     let wait = rand::rng().random_range(0..most);
     println!("killed after {wait} ms");
     tokio::time::sleep(Duration::from_millis(wait)).await;

@@ -16,6 +16,7 @@ use tonic::Status;
 use crate::programs::{bare, cli, run};
 
 /// A password that is nowhere else.
+#[expect(clippy::print_stdout, reason = "for the reader of a failed test")]
 fn marker() -> String {
     let marker = format!("swordfish{:08x}", rand::rng().random::<u32>());
     println!("marker: {marker}");

@@ -1,0 +1,172 @@
+//! Three replicas on one database are one lock server: what one has written
+//! another reads at once, and a lease ends everywhere at the same time.
+
+use std::{sync::Arc, time::Duration};
+
+use fencepost_support::{
+    Server, calls,
+    postgres::{Database, fresh_database},
+    server::Client,
+};
+use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
+use tokio::task::JoinSet;
+use tonic::Code;
+
+use crate::programs::{bare, cli, run};
+
+const LONG: Duration = Duration::from_secs(60);
+const SHORT: Duration = Duration::from_millis(500);
+
+async fn three() -> (Database, Vec<Server>) {
+    let database = fresh_database().await;
+    let mut servers = Vec::new();
+    for _ in 0..3 {
+        servers.push(Server::start(&database.url()).await);
+    }
+    (database, servers)
+}
+
+async fn clients(servers: &[Server]) -> Vec<Client> {
+    let mut clients = Vec::new();
+    for server in servers {
+        clients.push(server.client().await);
+    }
+    clients
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_one_replica_wrote_the_others_read_at_once() {
+    const TASKS: u64 = 8;
+    const ROUNDS: usize = 200;
+    let (_database, servers) = three().await;
+    let seed: u64 = rand::rng().random();
+    println!("seed {seed}");
+    let mut tasks = JoinSet::new();
+    for task in 0..TASKS {
+        let mut replicas = clients(&servers).await;
+        let mut rng = StdRng::seed_from_u64(seed + task);
+        tasks.spawn(async move {
+            for round in 0..ROUNDS {
+                let name = format!("lock {task} {}", round % 7);
+                let [first, second, third] = [0, 1, 2].map(|n| (n + rng.random_range(0..3)) % 3);
+                let lock = calls::granted(&mut replicas[first], &name, "a", LONG).await;
+                let token = lock.fencing_token;
+                let found = calls::get(&mut replicas[second], &name).await.unwrap();
+                assert_eq!(found.fencing_token, token);
+                let renewed = calls::renew(&mut replicas[third], &name, "a", token, None).await;
+                assert_eq!(renewed.unwrap().fencing_token, token);
+                calls::refused(&mut replicas[first], &name, "b", LONG).await;
+                calls::release(&mut replicas[second], &name, "a", token)
+                    .await
+                    .unwrap();
+                let free = calls::get(&mut replicas[third], &name).await;
+                calls::expect_error(free, Code::NotFound, "LOCK_NOT_FOUND");
+            }
+        });
+    }
+    tasks.join_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_expired_lock_is_free_everywhere_and_never_has_a_negative_rest() {
+    let (database, servers) = three().await;
+    let mut replicas = clients(&servers).await;
+    calls::granted(&mut replicas[0], "a", "b", SHORT).await;
+    let database = Arc::new(database.client().await);
+    let mut looks = 0;
+    // Up to its end and beyond: held with a sensible rest, or free.
+    'looking: loop {
+        for client in &mut replicas {
+            match calls::get(client, "a").await {
+                Ok(lock) => {
+                    let rest = calls::span(lock.remaining);
+                    assert!(rest <= SHORT, "{rest:?}");
+                    assert!(!rest.is_zero());
+                    let ttl = calls::span(lock.ttl);
+                    assert_eq!(ttl, SHORT);
+                }
+                Err(status) => {
+                    assert_eq!(status.code(), Code::NotFound, "{status:?}");
+                    break 'looking;
+                }
+            }
+            looks += 1;
+        }
+    }
+    assert!(looks > 0, "it was never seen to be held");
+    let rows: i64 = database
+        .value("SELECT count(*) FROM fencepost.locks WHERE NOT released AND expires_at <= now()")
+        .await;
+    assert_eq!(rows, 1, "nobody has cleaned up");
+    for client in &mut replicas {
+        let free = calls::get(client, "a").await;
+        calls::expect_error(free, Code::NotFound, "LOCK_NOT_FOUND");
+    }
+    let mut command = bare(cli());
+    command.args(["get", "a", "--endpoint", &servers[1].url()]);
+    let ended = run(command).await;
+    assert_eq!(ended.code, Some(1), "{}", ended.said());
+    calls::granted(&mut replicas[2], "a", "c", LONG).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_holder_that_is_refused_knows_when_to_come_again() {
+    let (_database, servers) = three().await;
+    let mut replicas = clients(&servers).await;
+    let ttl = Duration::from_secs(2);
+    calls::granted(&mut replicas[0], "a", "holder", ttl).await;
+    for (n, client) in replicas.iter_mut().enumerate() {
+        let next = format!("next {n}");
+        let holder = calls::refused(client, "a", &next, ttl).await;
+        let rest = calls::span(holder.remaining);
+        assert!(rest <= ttl && !rest.is_zero(), "{rest:?}");
+        // It is what was left at the least.
+        tokio::time::sleep(rest + Duration::from_millis(250)).await;
+        calls::granted(client, "a", &next, ttl).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn release_works_from_anywhere_and_says_what_it_found() {
+    let (_database, servers) = three().await;
+    let mut replicas = clients(&servers).await;
+
+    // From another replica, another connection, another program.
+    let lock = calls::granted(&mut replicas[0], "a", "b", LONG).await;
+    calls::release(&mut replicas[1], "a", "b", lock.fencing_token)
+        .await
+        .unwrap();
+    let again = calls::release(&mut replicas[0], "a", "b", lock.fencing_token).await;
+    calls::expect_error(again, Code::NotFound, "LOCK_NOT_FOUND");
+    let lock = calls::granted(&mut replicas[0], "a", "b", LONG).await;
+    let token = lock.fencing_token.to_string();
+    for code in [0, 76] {
+        let mut command = bare(cli());
+        command.args(["release", "a", "--owner", "b", "--token", &token]);
+        command.args(["--endpoint", &servers[2].url()]);
+        let ended = run(command).await;
+        assert_eq!(ended.code, Some(code), "{}", ended.said());
+    }
+
+    // Too late, and nobody else has it.
+    let lock = calls::granted(&mut replicas[0], "late", "b", SHORT).await;
+    tokio::time::sleep(SHORT * 2).await;
+    let late = calls::release(&mut replicas[1], "late", "b", lock.fencing_token).await;
+    calls::expect_error(late, Code::NotFound, "LOCK_NOT_FOUND");
+
+    // Too late, and somebody has.
+    let lock = calls::granted(&mut replicas[0], "taken", "b", SHORT).await;
+    tokio::time::sleep(SHORT * 2).await;
+    let other = calls::granted(&mut replicas[1], "taken", "c", LONG).await;
+    let late = calls::release(&mut replicas[2], "taken", "b", lock.fencing_token).await;
+    calls::expect_error(late, Code::PermissionDenied, "NOT_OWNER");
+    let held = calls::get(&mut replicas[0], "taken").await.unwrap();
+    assert_eq!(held.fencing_token, other.fencing_token);
+
+    // One's own later lease is not given back by a late release either.
+    let newer = calls::granted(&mut replicas[2], "taken", "c", LONG).await;
+    let late = calls::release(&mut replicas[0], "taken", "c", other.fencing_token).await;
+    calls::expect_error(late, Code::Aborted, "TOKEN_SUPERSEDED");
+    let held = calls::get(&mut replicas[1], "taken").await.unwrap();
+    assert_eq!(held.fencing_token, newer.fencing_token);
+}
