@@ -68,7 +68,7 @@ use std::{
 };
 
 use tokio::{
-    sync::{Semaphore, watch},
+    sync::{Semaphore, oneshot, watch},
     time::Instant,
 };
 use tokio_util::task::TaskTracker;
@@ -145,17 +145,21 @@ impl Store {
         let permit = Arc::clone(&self.0.permits)
             .try_acquire_owned()
             .map_err(|_| Outage::Overloaded)?;
-        let task = self.0.tracker.spawn(
-            async move {
-                let answer = work.await;
-                drop(permit);
-                answer
-            }
-            .in_current_span(),
-        );
-        match tokio::time::timeout_at(deadline, task).await {
+        let (tell, told) = oneshot::channel();
+        let work = async move {
+            let answer = work.await;
+            drop(permit);
+            // Where the caller has gone, a grant is dropped here, before this
+            // task counts as done: a drain must find it among the orphans.
+            drop(tell.send(answer));
+        };
+        self.0.tracker.spawn(work.in_current_span());
+        match tokio::time::timeout_at(deadline, told).await {
             Ok(Ok(answer)) => answer,
-            Ok(Err(panicked)) => Err(Outage::Internal(Box::new(panicked)).into()),
+            Ok(Err(_)) => {
+                let panicked = Because("the task of a call panicked");
+                Err(Outage::Internal(Box::new(panicked)).into())
+            }
             Err(_) => Err(Outage::Deadline.into()),
         }
     }
