@@ -52,6 +52,8 @@ pub(crate) struct Limits {
     pub(super) lock: Duration,
     /// A whole statement.
     pub(super) statement: Duration,
+    /// A look at the health of the database, waiting for a connection included.
+    pub(super) probe: Duration,
 }
 
 impl Limits {
@@ -62,6 +64,7 @@ impl Limits {
             wait: budget.mul_f64(0.6),
             lock: budget.mul_f64(0.4),
             statement: budget.mul_f64(0.8),
+            probe: budget.mul_f64(0.4),
         }
     }
 
