@@ -7,7 +7,7 @@ use tokio_postgres::Row;
 use uuid::Uuid;
 
 use super::{
-    Inner, Store, failure::Failure, give_back::Orphan, identity::Need, pool::Answer,
+    Abandoned, Inner, Store, failure::Failure, give_back::Orphan, identity::Need, pool::Answer,
     rest_before_retry, row, statement,
 };
 use crate::{
@@ -75,8 +75,10 @@ impl Store {
         deadline: Instant,
     ) -> Result<Acquired, AcquireError> {
         let inner = Arc::clone(&self.0);
-        self.detach(deadline, async move { inner.acquire(&ask, deadline).await })
-            .await
+        self.detach(deadline, Abandoned::Skip, async move {
+            inner.acquire(&ask, deadline).await
+        })
+        .await
     }
 }
 

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::{Inner, Store, failure::Failure, identity::Need, rest_before_retry, row, statement};
+use super::{
+    Abandoned, Inner, Store, failure::Failure, identity::Need, rest_before_retry, row, statement,
+};
 use crate::lock::{FencingToken, GetError, Lease, Outage, Owner, Resource};
 
 impl Store {
@@ -15,10 +17,9 @@ impl Store {
         deadline: Instant,
     ) -> Result<Lease, GetError> {
         let inner = Arc::clone(&self.0);
-        self.detach(
-            deadline,
-            async move { inner.get(&resource, deadline).await },
-        )
+        self.detach(deadline, Abandoned::Skip, async move {
+            inner.get(&resource, deadline).await
+        })
         .await
     }
 }

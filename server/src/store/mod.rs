@@ -88,6 +88,15 @@ use crate::{
     lock::{FencingToken, Outage},
 };
 
+/// What becomes of a call whose caller leaves before its turn.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Abandoned {
+    /// It is not begun: streams that are opened and reset must cost nothing.
+    Skip,
+    /// It is done nevertheless: it ends something.
+    Finish,
+}
+
 /// A cheap handle on the lock table.
 #[derive(Clone)]
 pub(crate) struct Store(Arc<Inner>);
@@ -104,6 +113,9 @@ struct Inner {
     watched: Mutex<Watched>,
     /// Bounds the tasks of `tracker`.
     permits: Arc<Semaphore>,
+    /// Calls wait here rather than at the pool: they can leave this queue, and
+    /// it keeps nobody else from a connection.
+    turns: Arc<Semaphore>,
     tracker: TaskTracker,
 }
 
@@ -113,6 +125,7 @@ impl Store {
         let pool = Pool::new(url, &config).map_err(|error| Outage::Internal(Box::new(error)))?;
         Ok(Self(Arc::new(Inner {
             permits: Arc::new(Semaphore::new(config.max_in_flight)),
+            turns: Arc::new(Semaphore::new(config.pool_size)),
             pool,
             identity: Identity::default(),
             returns: Returns::default(),
@@ -130,6 +143,7 @@ impl Store {
     async fn detach<T, E>(
         &self,
         deadline: Instant,
+        abandoned: Abandoned,
         work: impl Future<Output = Result<T, E>> + Send + 'static,
     ) -> Result<T, E>
     where
@@ -145,9 +159,19 @@ impl Store {
         let permit = Arc::clone(&self.0.permits)
             .try_acquire_owned()
             .map_err(|_| Outage::Overloaded)?;
-        let (tell, told) = oneshot::channel();
+        let (mut tell, told) = oneshot::channel();
+        let turns = Arc::clone(&self.0.turns);
+        let patience = self.0.config.limits.wait;
         let work = async move {
-            let answer = work.await;
+            let turn = tokio::select! {
+                biased;
+                () = tell.closed(), if abandoned == Abandoned::Skip => return,
+                turn = tokio::time::timeout(patience, turns.acquire_owned()) => turn,
+            };
+            let answer = match turn {
+                Ok(Ok(_turn)) => work.await,
+                _ => Err(Outage::Unavailable(Box::new(Because("no connection is free"))).into()),
+            };
             drop(permit);
             // Where the caller has gone, a grant is dropped here, before this
             // task counts as done: a drain must find it among the orphans.

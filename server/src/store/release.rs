@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::{Inner, Store, failure::Failure, rest_before_retry, row, statement, unknown_outcome};
+use super::{
+    Abandoned, Inner, Store, failure::Failure, rest_before_retry, row, statement, unknown_outcome,
+};
 use crate::lock::{FencingToken, Outage, Owner, ReleaseError, Resource};
 
 /// What Release asks for.
@@ -23,8 +25,10 @@ impl Store {
         deadline: Instant,
     ) -> Result<(), ReleaseError> {
         let inner = Arc::clone(&self.0);
-        self.detach(deadline, async move { inner.release(&ask, deadline).await })
-            .await
+        self.detach(deadline, Abandoned::Finish, async move {
+            inner.release(&ask, deadline).await
+        })
+        .await
     }
 }
 

@@ -4,7 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Inner, Store, failure::Failure, rest_before_retry, row, statement, unknown_outcome};
+use super::{
+    Abandoned, Inner, Store, failure::Failure, rest_before_retry, row, statement, unknown_outcome,
+};
 use crate::lock::{FencingToken, Lease, Outage, Owner, RenewError, Resource, Ttl};
 
 /// What Renew asks for.
@@ -29,8 +31,10 @@ impl Store {
     /// Moves the end of a live lease to now + TTL, never to an earlier time.
     pub(crate) async fn renew(&self, ask: Renew, deadline: Instant) -> Result<Renewed, RenewError> {
         let inner = Arc::clone(&self.0);
-        self.detach(deadline, async move { inner.renew(&ask, deadline).await })
-            .await
+        self.detach(deadline, Abandoned::Skip, async move {
+            inner.renew(&ask, deadline).await
+        })
+        .await
     }
 }
 
