@@ -26,6 +26,7 @@ mod private;
 mod programs;
 mod refusals;
 mod replicas;
+mod row_locks;
 mod secrets;
 mod settings;
 mod start;
