@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that panics has failed")]
 
+mod cancel;
 mod clocks;
 mod contract_acquire;
 mod contract_get;
