@@ -20,6 +20,7 @@ mod limits;
 mod limits_ttl;
 mod migrate;
 mod names;
+mod outage;
 mod outages;
 mod pgbouncer;
 mod plans;
