@@ -12,6 +12,7 @@ mod contract_get;
 mod contract_release;
 mod contract_renew;
 mod costs;
+mod drain;
 mod errors;
 mod exclusion;
 mod health;
