@@ -15,6 +15,7 @@ mod costs;
 mod drain;
 mod errors;
 mod exclusion;
+mod flood;
 mod health;
 mod leaps;
 mod limits;

@@ -1,0 +1,246 @@
+//! More than there is room for: connections, streams, calls.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use fencepost_support::{
+    Server,
+    calls::{acquire, expect_error, expect_retryable, granted, renew, request},
+    postgres::fresh_database,
+    row_lock::RowLock,
+    server::{Client, channel_at},
+    wait::within,
+};
+use tokio::{io::AsyncWriteExt as _, net::TcpStream, task::JoinSet, time::timeout};
+use tonic::Code;
+
+const LONG: Duration = Duration::from_secs(600);
+
+/// Files that the server may have open.
+const FILES: &str = "200";
+/// Connections of the flood, and how many are tried at once.
+const FLOOD: usize = 3_000;
+const WAVE: usize = 200;
+
+/// Connects, and stays silent, sends nonsense, or resets at once. None when
+/// there is no connection to keep; beyond the backlog there is none to be had.
+async fn knock(address: SocketAddr, n: usize) -> Option<TcpStream> {
+    let connected = timeout(Duration::from_millis(200), TcpStream::connect(address)).await;
+    let mut stream = connected.ok()?.ok()?;
+    match n % 4 {
+        0 => {
+            let _ = stream.write_all(b"\x16\x03\x01\x02\x00broken").await;
+        }
+        1 => {
+            let _ = stream.set_zero_linger();
+            return None;
+        }
+        _ => {}
+    }
+    Some(stream)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flood_of_connections_does_not_end_the_server() {
+    let database = fresh_database().await;
+    let limit = format!("ulimit -n {FILES} && exec \"$@\"");
+    let server = Server::builder(&database.url())
+        .flag("--database-pool-size", "4")
+        .wrapper(&["/bin/sh", "-c", &limit, "sh"])
+        .start()
+        .await;
+    server.wait_ready().await;
+    let mut client = server.client().await;
+    let token = granted(&mut client, "a", "holder", LONG)
+        .await
+        .fencing_token;
+
+    let cpu = server.cpu_time();
+    let began = Instant::now();
+    let mut flood = Vec::new();
+    let mut renewals = 0;
+    for wave in 0..FLOOD / WAVE {
+        let mut connects = JoinSet::new();
+        for n in 0..WAVE {
+            connects.spawn(knock(server.grpc(), n));
+        }
+        flood.extend(connects.join_all().await.into_iter().flatten());
+        // The connection that was there works all along.
+        renew(&mut client, "a", "holder", token, None)
+            .await
+            .unwrap_or_else(|status| panic!("wave {wave}: {status:?}"));
+        renewals += 1;
+    }
+    // For a while nothing changes; the server does not spin.
+    let end = Instant::now() + Duration::from_secs(2);
+    while Instant::now() < end {
+        renew(&mut client, "a", "holder", token, None)
+            .await
+            .unwrap();
+        renewals += 1;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let shortage = server
+        .logs()
+        .iter()
+        .any(|line| line.contains("could not be accepted"));
+    assert!(shortage, "{} connections were not enough", flood.len());
+    let busy = (server.cpu_time() - cpu).as_secs_f64() / began.elapsed().as_secs_f64();
+    println!(
+        "{FLOOD} connections tried, {} stood, {renewals} renewals meanwhile, {:.0} % of a core",
+        flood.len(),
+        busy * 100.0
+    );
+
+    drop(flood);
+    let over = Instant::now();
+    within(
+        Duration::from_secs(5),
+        "a new client is served",
+        async || {
+            let endpoint = server.endpoint().connect_timeout(Duration::from_secs(1));
+            let mut fresh = Client::new(endpoint.connect().await.ok()?);
+            acquire(&mut fresh, "b", "new", LONG).await.ok()
+        },
+    )
+    .await;
+    println!(
+        "a new client is served {:?} after the flood",
+        over.elapsed()
+    );
+    assert!(server.process().exit_status().is_none());
+    server.wait_ready().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flood_of_resets_costs_holders_nothing() {
+    const HOLDERS: usize = 20;
+    const TTL: Duration = Duration::from_secs(5);
+    let database = fresh_database().await;
+    let server = Server::start(&database.url()).await;
+    let stop = Arc::new(AtomicBool::new(false));
+
+    let mut holders = JoinSet::new();
+    for holder in 0..HOLDERS {
+        let mut client = Client::new(channel_at(server.grpc()).await);
+        let stop = Arc::clone(&stop);
+        holders.spawn(async move {
+            let name = format!("held-{holder}");
+            let token = granted(&mut client, &name, "holder", TTL)
+                .await
+                .fencing_token;
+            let mut slowest = Duration::ZERO;
+            while !stop.load(Ordering::Relaxed) {
+                tokio::time::sleep(Duration::from_millis(500)).await;
+                let sent = Instant::now();
+                // Overloaded is an answer too; the lease must outlive it.
+                match renew(&mut client, &name, "holder", token, None).await {
+                    Err(status)
+                        if matches!(
+                            status.code(),
+                            Code::ResourceExhausted | Code::Unavailable | Code::DeadlineExceeded
+                        ) => {}
+                    other => drop(other.unwrap_or_else(|status| panic!("{name}: {status:?}"))),
+                }
+                slowest = slowest.max(sent.elapsed());
+            }
+            renew(&mut client, &name, "holder", token, None)
+                .await
+                .unwrap_or_else(|status| panic!("{name} is lost: {status:?}"));
+            slowest
+        });
+    }
+
+    // One peer that opens streams and resets them at once, as fast as it can.
+    let opened = Arc::new(AtomicUsize::new(0));
+    let began = Instant::now();
+    let mut peers = JoinSet::new();
+    for peer in 0..1_usize {
+        let opened = Arc::clone(&opened);
+        let address = server.grpc();
+        peers.spawn(async move {
+            let mut client = Client::new(channel_at(address).await);
+            while began.elapsed() < Duration::from_secs(5) {
+                let mut batch = JoinSet::new();
+                for _ in 0..50 {
+                    let n = opened.fetch_add(1, Ordering::Relaxed);
+                    let mut client = client.clone();
+                    let name = format!("junk-{peer}-{}", n % 1000);
+                    batch.spawn(async move {
+                        let call = client.acquire(request(&name, &format!("o-{n}"), LONG));
+                        let _ = timeout(Duration::from_micros(200), call).await;
+                    });
+                }
+                if timeout(Duration::from_secs(1), batch.join_all())
+                    .await
+                    .is_err()
+                {
+                    // The server has had enough of this connection.
+                    client = Client::new(channel_at(address).await);
+                }
+            }
+        });
+    }
+    peers.join_all().await;
+    stop.store(true, Ordering::Relaxed);
+    let slowest = holders.join_all().await.into_iter().max().unwrap();
+    let opened = opened.load(Ordering::Relaxed);
+    println!("{opened} streams opened and reset in 5 s; the slowest renewal took {slowest:?}");
+    assert!(opened > 2_000);
+
+    // The work they left behind does not stand in the way for long.
+    let mut client = server.client().await;
+    let over = Instant::now();
+    within(Duration::from_secs(10), "a call is answered", async || {
+        acquire(&mut client, "after", "owner", LONG).await.ok()
+    })
+    .await;
+    println!("a new name is granted {:?} after the flood", over.elapsed());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn too_much_in_flight_is_refused_with_a_hint_when_to_return() {
+    let database = fresh_database().await;
+    let server = Server::builder(&database.url())
+        .flag("--database-pool-size", "4")
+        .flag("--max-in-flight", "8")
+        .start()
+        .await;
+    server.wait_ready().await;
+    let mut client = server.client().await;
+    let token = granted(&mut client, "a", "holder", LONG)
+        .await
+        .fencing_token;
+    let row = RowLock::hold(&database.url(), "a").await;
+    let mut calls = JoinSet::new();
+    for _ in 0..12 {
+        let mut client = client.clone();
+        calls.spawn(async move { renew(&mut client, "a", "holder", token, None).await });
+    }
+    // Eight wait, four are too many; that is said at once, not after a wait.
+    let asked = Instant::now();
+    for _ in 0..4 {
+        let refused = calls.join_next().await.unwrap().unwrap();
+        let status = expect_error(refused, Code::ResourceExhausted, "OVERLOADED");
+        expect_retryable(&status);
+    }
+    let refused = acquire(&mut client, "b", "owner", LONG).await;
+    expect_error(refused, Code::ResourceExhausted, "OVERLOADED");
+    assert!(
+        asked.elapsed() < Duration::from_millis(1500),
+        "{:?}",
+        asked.elapsed()
+    );
+
+    row.rollback().await;
+    for answer in calls.join_all().await {
+        answer.unwrap();
+    }
+    granted(&mut client, "b", "owner", LONG).await;
+}
