@@ -156,7 +156,11 @@ impl Inner {
     ) -> Result<Health, Failure> {
         // It only reads, so nothing is lost by giving up long before a call
         // would: a black hole must show soon.
-        let asked = self.pool.run(&statement::PROBE, &[], deadline);
+        let asked = async {
+            // It waits its turn, since health says whether calls get through.
+            let _turn = self.turns.acquire().await;
+            self.pool.run(&statement::PROBE, &[], deadline).await
+        };
         let answer = tokio::time::timeout(self.config.limits.probe, asked)
             .await
             .unwrap_or(Err(Failure::TooLate))?;
