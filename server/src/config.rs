@@ -6,7 +6,7 @@ use crate::{
     args::{Cli, Environment},
     lock::TtlLimits,
     private_postgres::default_data_dir,
-    service::ServiceConfig,
+    service::{self, ServiceConfig},
     store::{BadDatabaseUrl, DatabaseUrl, Limits, StoreConfig},
 };
 
@@ -115,6 +115,8 @@ impl Config {
             service: ServiceConfig {
                 ttl,
                 request_timeout: budget,
+                reserved_handles: usize::from(database.database_pool_size)
+                    + serve.health_listen.map_or(0, |_| service::PROBES),
             },
             database: source,
             store: StoreConfig {

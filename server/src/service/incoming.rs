@@ -1,39 +1,90 @@
 //! Accepted connections, for a server that outlives a shortage of files.
 //!
 //! An accept that fails must neither end the server nor be tried again at
-//! once: without free file handles it would fail in a busy loop.
+//! once: without free file handles it would fail in a busy loop. And a flood of
+//! connections must not take the last handles, which the connections to the
+//! database need: beyond a limit, new ones wait to be accepted.
 
 use std::{
     io,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
 };
 
+use rustix::process::{Resource, getrlimit};
 use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
+    sync::{OwnedSemaphorePermit, Semaphore},
     time::Sleep,
 };
 use tokio_stream::Stream;
+use tokio_util::sync::PollSemaphore;
+use tonic::transport::server::{Connected, TcpConnectInfo};
 
 const REST: Duration = Duration::from_millis(100);
+
+/// Handles for everything beside clients and the pool: listeners, signals, the
+/// runtime, the log, probes.
+const OTHER_HANDLES: usize = 64;
+
+/// How many connections of clients may be open at one time, so that `reserved`
+/// handles and a few more are never theirs.
+pub(super) fn room(reserved: usize) -> usize {
+    let handles = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let handles = usize::try_from(handles).unwrap_or(usize::MAX);
+    handles
+        .saturating_sub(reserved + OTHER_HANDLES)
+        .clamp(16, Semaphore::MAX_PERMITS)
+}
 
 pub(super) struct Incoming {
     listener: TcpListener,
     rest: Option<Pin<Box<Sleep>>>,
+    room: PollSemaphore,
+    /// The place of the next connection.
+    place: Option<OwnedSemaphorePermit>,
+    /// Whether it was logged that there is no room.
+    full: bool,
 }
 
 impl Incoming {
-    pub(super) fn new(listener: TcpListener) -> Self {
+    /// Accepts at most `room` connections at one time.
+    pub(super) fn new(listener: TcpListener, room: usize) -> Self {
         Self {
             listener,
             rest: None,
+            room: PollSemaphore::new(Arc::new(Semaphore::new(room))),
+            place: None,
+            full: false,
+        }
+    }
+
+    /// Waits until there is room for one more connection.
+    fn poll_place(&mut self, cx: &mut Context<'_>) -> Poll<OwnedSemaphorePermit> {
+        if let Some(place) = self.place.take() {
+            return Poll::Ready(place);
+        }
+        match self.room.poll_acquire(cx) {
+            Poll::Ready(Some(place)) => {
+                self.full = false;
+                Poll::Ready(place)
+            }
+            // Never closed.
+            Poll::Ready(None) | Poll::Pending => {
+                if !std::mem::replace(&mut self.full, true) {
+                    tracing::warn!("no room for more connections: new ones wait to be accepted");
+                }
+                Poll::Pending
+            }
         }
     }
 }
 
 impl Stream for Incoming {
-    type Item = io::Result<TcpStream>;
+    type Item = io::Result<Connection>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         loop {
@@ -41,12 +92,20 @@ impl Stream for Incoming {
                 ready!(rest.as_mut().poll(cx));
                 self.rest = None;
             }
-            match ready!(self.listener.poll_accept(cx)) {
+            let place = ready!(self.poll_place(cx));
+            let Poll::Ready(accepted) = self.listener.poll_accept(cx) else {
+                self.place = Some(place);
+                return Poll::Pending;
+            };
+            match accepted {
                 Ok((stream, _)) => {
                     // An answer is one small write: it must not wait for an ACK.
                     // A peer that is gone already is found out by its first read.
                     let _ = stream.set_nodelay(true);
-                    return Poll::Ready(Some(Ok(stream)));
+                    return Poll::Ready(Some(Ok(Connection {
+                        stream,
+                        _place: place,
+                    })));
                 }
                 Err(error) => {
                     tracing::warn!(%error, "a connection could not be accepted");
@@ -54,5 +113,59 @@ impl Stream for Incoming {
                 }
             }
         }
+    }
+}
+
+/// An accepted connection, and its place among those that there is room for.
+pub(super) struct Connection {
+    stream: TcpStream,
+    _place: OwnedSemaphorePermit,
+}
+
+impl Connected for Connection {
+    type ConnectInfo = TcpConnectInfo;
+
+    fn connect_info(&self) -> TcpConnectInfo {
+        self.stream.connect_info()
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }

@@ -19,11 +19,19 @@ use tokio::net::TcpListener;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::transport::Server;
 
-use self::{edge::EdgeLayer, health::HealthService, incoming::Incoming, locks::Locks};
+use self::{
+    edge::EdgeLayer,
+    health::HealthService,
+    incoming::{Incoming, room},
+    locks::Locks,
+};
 use crate::{lock::TtlLimits, store::Store};
 
 /// The largest request: the largest valid one is far smaller.
 const MAX_MESSAGE: usize = 64 * 1024;
+
+/// Connections to the port that serves health alone.
+pub(crate) const PROBES: usize = 64;
 
 /// What the service must be told.
 #[derive(Debug, Clone)]
@@ -31,6 +39,8 @@ pub(crate) struct ServiceConfig {
     pub(crate) ttl: TtlLimits,
     /// What one call may take.
     pub(crate) request_timeout: Duration,
+    /// File handles that clients must leave to the database and the probes.
+    pub(crate) reserved_handles: usize,
 }
 
 /// Serves locks, health and reflection on `listener` until `closing`; then
@@ -63,8 +73,9 @@ pub(crate) async fn serve(
     if let Ok(v1alpha) = reflection().build_v1alpha() {
         router = router.add_service(v1alpha);
     }
+    let incoming = Incoming::new(listener, room(config.reserved_handles));
     router
-        .serve_with_incoming_shutdown(Incoming::new(listener), closing.cancelled_owned())
+        .serve_with_incoming_shutdown(incoming, closing.cancelled_owned())
         .await
 }
 
@@ -76,7 +87,7 @@ pub(crate) async fn serve_health(
 ) -> Result<(), tonic::transport::Error> {
     server()
         .add_service(health.into_server())
-        .serve_with_incoming_shutdown(Incoming::new(listener), closing.cancelled_owned())
+        .serve_with_incoming_shutdown(Incoming::new(listener, PROBES), closing.cancelled_owned())
         .await
 }
 
