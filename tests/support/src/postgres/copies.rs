@@ -1,6 +1,9 @@
 //! Copies of a cluster: its files, or its contents as a dump.
 
-use std::process::{Command, Stdio};
+use std::{
+    process::{Command, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
+};
 
 use super::{binaries::program, cluster::Postgres};
 use crate::system::{self, run};
@@ -61,7 +64,10 @@ impl Postgres {
     /// Runs a script with `psql` against a database; panics at the first
     /// statement that fails.
     pub async fn psql(&self, database: &str, script: &str) {
-        let path = self.directory.join("script.sql");
+        // Several tests may have a script for the cluster that they share.
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let n = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = self.directory.join(format!("script-{n}.sql"));
         std::fs::write(&path, script).expect("room on the disk");
         system::give_away(&path);
         let mut command = program("psql");
@@ -72,6 +78,7 @@ impl Postgres {
             .arg(&path)
             .stdin(Stdio::null());
         run(command).await;
+        let _ = std::fs::remove_file(path);
     }
 
     /// Makes an empty database.
