@@ -34,4 +34,6 @@ mod row_locks;
 mod secrets;
 mod settings;
 mod start;
+mod tokens;
+mod tokens_crash;
 mod world;
