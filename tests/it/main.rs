@@ -36,4 +36,5 @@ mod settings;
 mod start;
 mod tokens;
 mod tokens_crash;
+mod tokens_failover;
 mod world;
