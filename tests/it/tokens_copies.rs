@@ -1,0 +1,71 @@
+//! Tokens across copies of a data directory: as after a crash, as after a
+//! stop, and an older base backup in the place of the directory itself.
+
+use fencepost_support::{Server, postgres::Stop, proxy::Proxy};
+
+use crate::tokens::{Load, Record, assert_forgotten, quick_to_recover, url_behind};
+
+#[tokio::test]
+async fn tokens_hold_when_copied_data_directories_are_started_elsewhere() {
+    let mut original = quick_to_recover().await;
+    let proxy = Proxy::start(original.address()).await;
+    let server = Server::start(&url_behind(&proxy)).await;
+    let mut client = server.client().await;
+    let record = Record::new();
+
+    // As a snapshot of the disk, under load.
+    let load = Load::start(&record, &[&server], 2, 4).await;
+    load.more(100).await;
+    let mut snapshot = original.copy_stopped().await;
+    load.more(100).await;
+    load.stop().await;
+    original.stop(Stop::Fast).await;
+    let mut stopped = original.copy_stopped().await;
+    original.start_again().await;
+    let mut lost = record.burst(&mut client, "lost", 60).await;
+    original.kill9().await;
+
+    // Neither copy knows of the other, nor of what the original did since.
+    for copy in [&mut snapshot, &mut stopped] {
+        copy.start_again().await;
+        assert_forgotten(&copy.admin().await, &lost).await;
+        let highest = record.highest();
+        // A server that was there all the time, and one that was not.
+        let fresh = Server::start(&copy.url()).await;
+        let first = record.burst(&mut fresh.client().await, "lost", 40).await;
+        proxy.retarget(copy.address());
+        let second = record.burst(&mut client, "load-0", 40).await;
+        for lock in first.iter().chain(&second) {
+            assert!(lock.fencing_token > highest, "{lock:?}, {highest}");
+        }
+        lost.extend(first);
+        lost.extend(second);
+        copy.kill9().await;
+    }
+    record.assert_rising();
+}
+
+#[tokio::test]
+async fn tokens_hold_when_an_older_base_backup_replaces_the_data_directory() {
+    let mut postgres = quick_to_recover().await;
+    let server = Server::start(&postgres.url()).await;
+    let mut client = server.client().await;
+    let record = Record::new();
+    record.burst(&mut client, "hot", 5).await;
+    let backup = postgres.base_backup().await;
+    let mut lost = record.burst(&mut client, "lost", 60).await;
+
+    // Twice: the second time, nothing is left that would know of the first.
+    for _ in 0..2 {
+        postgres.stop(Stop::Fast).await;
+        postgres.restore_files_of(&backup).await;
+        postgres.start_again().await;
+        let highest = record.highest();
+        let new = record.burst(&mut client, "lost", 40).await;
+        for lock in &new {
+            assert!(lock.fencing_token > highest, "{lock:?}, {highest}");
+        }
+        lost.extend(new);
+    }
+    record.assert_rising();
+}
