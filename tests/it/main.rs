@@ -35,6 +35,8 @@ mod secrets;
 mod settings;
 mod start;
 mod tokens;
+mod tokens_advance;
+mod tokens_belts;
 mod tokens_copies;
 mod tokens_crash;
 mod tokens_failover;

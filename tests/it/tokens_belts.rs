@@ -1,0 +1,160 @@
+//! The two belts, for what the identity cannot see: a sequence that was set
+//! back by hand, as a data-only restore into the same tables does.
+
+use fencepost_support::{Server, calls, postgres::fresh_database};
+use tokio::task::JoinSet;
+
+use crate::tokens::{LONG, Record, advance_tokens, leaps, position};
+
+/// Sets the sequence back, so that the next token would be `to` + 1.
+async fn set_back(session: &fencepost_support::postgres::Client, to: i64) {
+    session
+        .run(&format!("SELECT setval('fencepost.fencing_tokens', {to})"))
+        .await;
+}
+
+/// The belt of the row: its check refuses, whoever asks.
+#[tokio::test]
+async fn a_sequence_behind_the_rows_leaps_by_itself() {
+    let database = fresh_database().await;
+    let session = database.client().await;
+    let record = Record::new();
+    let server = Server::start(&database.url()).await;
+    record.burst(&mut server.client().await, "hot", 3).await;
+    let held = record
+        .granted(&mut server.client().await, "held", "holder", LONG)
+        .await;
+    for back_to in [1000, record.highest() - 2] {
+        set_back(&session, back_to).await;
+        // It has seen nothing: its own memory is no belt.
+        let fresh = Server::start(&database.url()).await;
+        let mut client = fresh.client().await;
+        let highest = record.highest();
+        let lock = record.granted(&mut client, "hot", "next", LONG).await;
+        assert!(lock.fencing_token > highest);
+        assert_eq!(leaps(&fresh), 1);
+        calls::release(&mut client, "hot", "next", lock.fencing_token)
+            .await
+            .unwrap();
+        assert!(position(&session).await >= lock.fencing_token);
+        let held = calls::renew(&mut client, "held", "holder", held.fencing_token, None).await;
+        held.unwrap();
+    }
+    record.assert_rising();
+}
+
+/// The belt of the server: it remembers the highest token that it has seen,
+/// granted, renewed or looked up.
+#[tokio::test]
+async fn a_token_below_what_a_server_has_seen_is_given_back_and_forces_a_leap() {
+    let database = fresh_database().await;
+    let session = database.client().await;
+    let record = Record::new();
+    let server = Server::start(&database.url()).await;
+    let mut client = server.client().await;
+    record.burst(&mut client, "hot", 20).await;
+    let held = record.granted(&mut client, "held", "holder", LONG).await;
+    let url = database.url();
+    let (by_get, by_renew) = tokio::join!(Server::start(&url), Server::start(&url));
+    calls::get(&mut by_get.client().await, "held")
+        .await
+        .unwrap();
+    let mut renewing = by_renew.client().await;
+    calls::renew(&mut renewing, "held", "holder", held.fencing_token, None)
+        .await
+        .unwrap();
+
+    for (n, server) in [&server, &by_get, &by_renew].into_iter().enumerate() {
+        let highest = record.highest();
+        // Twenty names as new as can be: the row's check knows none of them.
+        set_back(&session, held.fencing_token - 20).await;
+        let before = leaps(server);
+        let name = format!("new-{n}");
+        let mut client = server.client().await;
+        let lock = record.granted(&mut client, &name, "first", LONG).await;
+        assert!(lock.fencing_token > highest);
+        assert_eq!(leaps(server), before + 1, "server {n}");
+        let found = calls::get(&mut client, &name).await.unwrap();
+        assert_eq!(found.fencing_token, lock.fencing_token);
+    }
+}
+
+#[tokio::test]
+async fn many_callers_at_once_trip_the_belts_and_all_get_larger_tokens() {
+    let database = fresh_database().await;
+    let session = database.client().await;
+    let record = Record::new();
+    let url = database.url();
+    let (one, two) = tokio::join!(Server::start(&url), Server::start(&url));
+    for round in 0..5 {
+        // Both have seen the highest token: one gave it, the other was asked.
+        let top = format!("top-{round}");
+        record
+            .granted(&mut one.client().await, &top, "holder", LONG)
+            .await;
+        calls::get(&mut two.client().await, &top).await.unwrap();
+        let highest = record.highest();
+        set_back(&session, highest - 60).await;
+        let mut callers = JoinSet::new();
+        for n in 0..24 {
+            let mut client = [&one, &two][n % 2].client().await;
+            let record = std::sync::Arc::clone(&record);
+            // Names that exist, and names that do not.
+            let name = if n % 3 == 0 {
+                format!("old-{n}")
+            } else {
+                format!("new-{round}-{n}")
+            };
+            callers.spawn(async move {
+                let lock = record.granted(&mut client, &name, "caller", LONG).await;
+                calls::release(&mut client, &name, "caller", lock.fencing_token)
+                    .await
+                    .unwrap();
+                lock
+            });
+        }
+        while let Some(lock) = callers.join_next().await {
+            let lock = lock.unwrap();
+            assert!(
+                lock.fencing_token > highest,
+                "{lock:?} is not above {highest}"
+            );
+        }
+    }
+    record.assert_rising();
+}
+
+/// What no belt sees: a fresh server, a name without a row. The manual says to
+/// advance by hand.
+#[tokio::test]
+async fn after_a_data_only_restore_tokens_are_advanced_by_hand() {
+    let database = fresh_database().await;
+    let (postgres, name) = (database.postgres(), database.name());
+    let record = Record::new();
+    let server = Server::start(&database.url()).await;
+    let mut client = server.client().await;
+    record.burst(&mut client, "hot", 5).await;
+    let dump = postgres
+        .dump(name, &["--data-only", "--schema=fencepost"])
+        .await;
+    record.burst(&mut client, "lost", 60).await;
+    drop(server);
+
+    let session = database.client().await;
+    session
+        .run("TRUNCATE fencepost.locks, fencepost.identity, fencepost.migrations")
+        .await;
+    postgres.psql(name, &dump).await;
+    let highest = record.highest();
+    assert!(position(&session).await < highest);
+    let (status, lines) = advance_tokens(&database.url(), &[]).await;
+    assert!(status.success(), "{lines:?}");
+    assert!(position(&session).await > highest);
+
+    let fresh = Server::start(&database.url()).await;
+    let lock = record
+        .granted(&mut fresh.client().await, "lost", "next", LONG)
+        .await;
+    assert!(lock.fencing_token > highest);
+    record.assert_rising();
+}
