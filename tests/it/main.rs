@@ -40,5 +40,7 @@ mod tokens_belts;
 mod tokens_copies;
 mod tokens_crash;
 mod tokens_failover;
+mod tokens_purge;
+mod tokens_race;
 mod tokens_restore;
 mod world;
