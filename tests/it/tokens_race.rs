@@ -50,7 +50,7 @@ async fn contend(
     let mut rng = StdRng::seed_from_u64(seed.wrapping_add(n));
     let owner = format!("client-{n}");
     while Instant::now() < until {
-        let ttl = MIN_TTL + Duration::from_millis(rng.random_range(0..150));
+        let ttl = MIN_TTL + Duration::from_millis(rng.random_range(0..50));
         let asked = Instant::now();
         let lock = match record.acquire(&mut client, "hot", &owner, ttl).await {
             Ok(Some(lock)) => lock,
@@ -67,7 +67,7 @@ async fn contend(
         };
         let start = Instant::now();
         let mut end = deadline(asked, ttl);
-        if rng.random_bool(0.8) {
+        if rng.random_bool(0.93) {
             tokio::time::sleep(Duration::from_millis(rng.random_range(0..3))).await;
             end = end.min(Instant::now());
             // Too late, or somebody else has it by now: both are fine here.
