@@ -109,7 +109,7 @@ fn assert_in_order_of_holding(record: &Record, history: &History) {
 }
 
 #[expect(clippy::print_stdout, reason = "a seed is for the reader of a failure")]
-async fn fight(database: &Database, servers: &[Server; 2], seconds: u64) -> Arc<Record> {
+async fn fight(servers: &[Server; 2], seconds: u64) {
     let seed = rand::rng().random();
     println!("seed: {seed}");
     let (record, history) = (Record::new(), Arc::new(History::new()));
@@ -130,21 +130,17 @@ async fn fight(database: &Database, servers: &[Server; 2], seconds: u64) -> Arc<
     while let Some(ended) = clients.join_next().await {
         ended.unwrap();
     }
-    assert!(record.len() > 40, "only {} grants", record.len());
+    assert!(record.len() > 20, "only {} grants", record.len());
     assert_in_order_of_holding(&record, &history);
     // The belts were not needed.
     assert_eq!((leaps(&servers[0]), leaps(&servers[1])), (0, 0));
-    let session = database.client().await;
-    let rows: i64 = session.value("SELECT count(*) FROM fencepost.locks").await;
-    assert!(rows >= 1);
-    record
 }
 
 #[tokio::test]
 async fn tokens_rise_when_sixteen_clients_fight_over_one_name() {
     let database = fresh_database().await;
     let servers = two_servers(&database).await;
-    fight(&database, &servers, 5).await;
+    fight(&servers, 5).await;
 }
 
 /// Every kind of tidying at once: purge of other names, vacuum, analyze.
@@ -173,7 +169,7 @@ async fn tokens_rise_while_the_table_is_purged_and_vacuumed() {
     let session = database.client().await;
     tokio::select! {
         () = tidy(session) => {}
-        _ = fight(&database, &servers, 5) => {}
+        _ = fight(&servers, 5) => {}
     }
 }
 
@@ -235,4 +231,34 @@ async fn a_token_is_drawn_after_the_wait_for_the_row() {
     assert!(late.fencing_token > shown, "{late:?}, {shown}");
     // Not thanks to the row's check.
     assert_eq!(leaps(&server), 0);
+}
+
+/// A row that went with its lease would let a token through that was drawn
+/// before the next one was given: nothing is left to compare it with.
+#[tokio::test]
+async fn a_name_keeps_its_row_and_token_when_its_lease_ends() {
+    let database = fresh_database().await;
+    let server = Server::start(&database.url()).await;
+    let mut client = server.client().await;
+    let record = Record::new();
+    let released = record.granted(&mut client, "released", "a", LONG).await;
+    calls::release(&mut client, "released", "a", released.fencing_token)
+        .await
+        .unwrap();
+    let ttl = Duration::from_millis(500);
+    let expired = record.granted(&mut client, "expired", "a", ttl).await;
+    tokio::time::sleep(ttl).await;
+    let free = calls::get(&mut client, "expired").await;
+    calls::expect_error(free, Code::NotFound, "LOCK_NOT_FOUND");
+    let session = database.client().await;
+    for lock in [released, expired] {
+        let kept = format!(
+            "SELECT max(fencing_token) FROM fencepost.locks WHERE resource = '{}'",
+            lock.resource
+        );
+        let kept: Option<i64> = session.value(&kept).await;
+        assert_eq!(kept, Some(lock.fencing_token));
+        let next = record.granted(&mut client, &lock.resource, "b", LONG).await;
+        assert!(next.fencing_token > lock.fencing_token);
+    }
 }

@@ -32,7 +32,8 @@ async fn tokens_hold_when_a_dump_is_restored_into_fresh_servers() {
     let name = database.name();
     let (first, second) = tokio::join!(quick_to_recover(), quick_to_recover());
     let proxy = Proxy::start(database.postgres().address()).await;
-    let server = Server::start(&Postgres::url_via(proxy.address(), name)).await;
+    let url = Postgres::url_via(proxy.address(), name);
+    let server = Server::start(&url).await;
     let mut client = server.client().await;
     let record = Record::new();
 
@@ -42,13 +43,19 @@ async fn tokens_hold_when_a_dump_is_restored_into_fresh_servers() {
 
     // The same old dump twice: the second restore knows nothing of the first,
     // nor of its leap.
-    for (fresh, new_name) in [(&first, "seen-by-first"), (&second, "seen-by-second")] {
+    // Who asks there has been up all the time, and has seen none of the tokens.
+    let bystanders = tokio::join!(Server::start(&url), Server::start(&url));
+    for (fresh, bystander, new_name) in [
+        (&first, bystanders.0, "seen-by-first"),
+        (&second, bystanders.1, "seen-by-second"),
+    ] {
         fresh.restore(name, &dump).await;
         let session = Session::connect(&fresh.url_of(name)).await.unwrap();
         assert_forgotten(&session, &lost).await;
         proxy.retarget(fresh.address());
         proxy.reset().await;
-        lost.extend(assert_above_all(&record, &mut client, new_name).await);
+        let mut newcomer = bystander.client().await;
+        lost.extend(assert_above_all(&record, &mut newcomer, new_name).await);
     }
 
     // A dump that was taken after a leap, back to the server of the first leap.
@@ -95,21 +102,24 @@ async fn tokens_hold_when_a_fresh_server_starts_on_a_restored_dump() {
 async fn tokens_hold_when_a_dump_is_restored_into_the_same_server() {
     let database = fresh_database().await;
     let (postgres, name) = (database.postgres(), database.name());
-    let server = Server::start(&database.url()).await;
+    let url = database.url();
+    let (server, bystander) = tokio::join!(Server::start(&url), Server::start(&url));
     let mut client = server.client().await;
     let record = Record::new();
     record.burst(&mut client, "hot", 10).await;
     let dump = postgres.dump(name, &[]).await;
-    let mut lost = record.burst(&mut client, "hot", 60).await;
+    record.burst(&mut client, "hot", 60).await;
 
-    // Twice the schema, with the server running all the time, then the database.
-    for new_name in ["after-one", "after-two"] {
+    // Twice the schema, with servers running all the time, then the database.
+    // First, one is asked that has seen no token yet.
+    for (server, new_name) in [(&bystander, "after-one"), (&server, "after-two")] {
         let session = database.client().await;
         session.run("DROP SCHEMA fencepost CASCADE").await;
         postgres
             .psql(name, &format!("BEGIN;\n{dump}\nCOMMIT;"))
             .await;
-        lost.extend(assert_above_all(&record, &mut client, new_name).await);
+        let mut client = server.client().await;
+        assert_above_all(&record, &mut client, new_name).await;
     }
     let admin = postgres.admin().await;
     admin
