@@ -307,6 +307,8 @@ pub(crate) async fn assert_rows_forgotten(session: &Session, lost: &[Lock]) {
 pub(crate) async fn command(builder: Builder) -> (ExitStatus, Vec<String>) {
     let process = builder.spawn();
     let status = process.wait_exit().await;
+    // Its last lines may still be on their way: wait for their end.
+    process.log().wait_for(|_| None::<()>).await;
     (status, process.log().lines())
 }
 
