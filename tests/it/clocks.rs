@@ -3,7 +3,6 @@
 
 use std::{
     fs,
-    path::PathBuf,
     time::{Duration, Instant},
 };
 
@@ -160,7 +159,7 @@ async fn restarts_of_replicas_do_not_prolong_a_dead_lease() {
 /// A database whose wall clock can be stepped while it runs.
 struct Stepped {
     postgres: Postgres,
-    directory: PathBuf,
+    directory: system::PrivateDirectory,
 }
 
 impl Stepped {
@@ -188,12 +187,6 @@ impl Stepped {
         fs::write(&aside, offset).unwrap();
         system::give_away(&aside);
         fs::rename(&aside, self.directory.join("offset")).unwrap();
-    }
-}
-
-impl Drop for Stepped {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.directory);
     }
 }
 

@@ -167,7 +167,6 @@ async fn the_database_url_comes_from_flag_file_or_environment() {
         server.wait_ready().await;
         calls::granted(&mut server.client().await, &format!("lock {n}"), "a", ttl).await;
     }
-    std::fs::remove_dir_all(&directory).unwrap();
     let rows = "SELECT count(*) FROM fencepost.locks WHERE resource LIKE 'lock _'";
     let locks: i64 = database.client().await.value(rows).await;
     assert_eq!(locks, 7, "all of them used the one database");

@@ -64,7 +64,7 @@ async fn sigterm_with_clients_that_do_not_answer() {
             "--nocapture",
         ])
         .env(SERVER, server.grpc().to_string());
-    let frozen = Process::start("frozen client", &mut command, End::KillGroup, None);
+    let frozen = Process::start("frozen client", &mut command, End::KillGroup);
     let connected = frozen
         .log()
         .wait_for(|line| line.contains("health is").then_some(()));
