@@ -18,6 +18,7 @@ use tonic_types::StatusExt as _;
 
 use crate::{
     Error,
+    clock::Moment,
     decode::{decode, never_sent},
 };
 
@@ -79,12 +80,13 @@ impl Servers {
         let mut attempt = 0;
         loop {
             let index = (first + attempt) % self.channels.len();
-            let untried = self.channels.len().saturating_sub(attempt).max(1);
+            // Of this round.
+            let untried = self.channels.len() - attempt % self.channels.len();
             let limit = share(deadline, untried);
             let mut request = Request::new(message.clone());
             request.set_timeout(limit);
 
-            let sent = Instant::now();
+            let sent = Moment::now();
             let stub = Stub::new(self.channels[index].clone());
             let outcome = timeout(limit, method(stub, request)).await;
             let (error, was_sent, wish) = match outcome {

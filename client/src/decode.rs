@@ -7,6 +7,7 @@
 
 use std::error::Error as _;
 
+use fencepost_proto::v1::{ERROR_DOMAIN, reason};
 use tonic::{Code, ConnectError, Status};
 use tonic_types::StatusExt as _;
 
@@ -15,27 +16,25 @@ use crate::{
     FieldViolation, LostReason,
 };
 
-const DOMAIN: &str = "fencepost";
-
 /// What the status means for the caller.
 pub(crate) fn decode(status: &Status) -> Error {
     let reason = status
         .get_details_error_info()
-        .filter(|info| info.domain == DOMAIN)
+        .filter(|info| info.domain == ERROR_DOMAIN)
         .map(|info| info.reason);
     let lost = |reason| Lost { reason };
     match reason.as_deref() {
-        Some("LOCK_NOT_FOUND") => lost(LostReason::NotFound),
-        Some("LOCK_EXPIRED") => lost(LostReason::Expired),
-        Some("NOT_OWNER") => lost(LostReason::NotOwner),
-        Some("TOKEN_SUPERSEDED") => lost(LostReason::TokenSuperseded),
-        Some("TOKEN_UNKNOWN") => lost(LostReason::TokenUnknown),
-        Some("REQUEST_SPENT") => RequestSpent,
-        Some("INVALID_REQUEST") => Invalid {
+        Some(reason::LOCK_NOT_FOUND) => lost(LostReason::NotFound),
+        Some(reason::LOCK_EXPIRED) => lost(LostReason::Expired),
+        Some(reason::NOT_OWNER) => lost(LostReason::NotOwner),
+        Some(reason::TOKEN_SUPERSEDED) => lost(LostReason::TokenSuperseded),
+        Some(reason::TOKEN_UNKNOWN) => lost(LostReason::TokenUnknown),
+        Some(reason::REQUEST_SPENT) => RequestSpent,
+        Some(reason::INVALID_REQUEST) => Invalid {
             violations: violations(status),
         },
-        Some("DEADLINE") => TimedOut,
-        Some("INTERNAL") => Internal {
+        Some(reason::DEADLINE) => TimedOut,
+        Some(reason::INTERNAL) => Internal {
             detail: detail(status),
         },
         // Also every reason that a newer server may have: what ends a lease is
@@ -122,15 +121,15 @@ mod tests {
                 Code::PermissionDenied,
                 Code::Unknown,
             ] {
-                let error = decode(&status(code, DOMAIN, reason));
+                let error = decode(&status(code, ERROR_DOMAIN, reason));
                 assert_eq!(error, Lost { reason: lost });
                 assert!(!error.is_transient() && !error.may_have_happened());
             }
         }
-        let spent = decode(&status(Code::Aborted, DOMAIN, "REQUEST_SPENT"));
+        let spent = decode(&status(Code::Aborted, ERROR_DOMAIN, "REQUEST_SPENT"));
         assert_eq!(spent, RequestSpent);
         assert_eq!(
-            decode(&status(Code::DeadlineExceeded, DOMAIN, "DEADLINE")),
+            decode(&status(Code::DeadlineExceeded, ERROR_DOMAIN, "DEADLINE")),
             TimedOut
         );
     }
@@ -149,7 +148,7 @@ mod tests {
             );
             let foreign = status(code, "example.com", "LOCK_NOT_FOUND");
             assert!(decode(&foreign).is_transient(), "{code:?}");
-            let newer = status(code, DOMAIN, "SOMETHING_NEW");
+            let newer = status(code, ERROR_DOMAIN, "SOMETHING_NEW");
             assert!(decode(&newer).is_transient(), "{code:?}");
         }
     }
@@ -164,21 +163,24 @@ mod tests {
             let error = decode(&Status::new(code, "no"));
             assert!(matches!(&error, Rejected { .. }) && !error.is_transient());
         }
-        let bug = decode(&status(Code::Internal, DOMAIN, "INTERNAL"));
+        let bug = decode(&status(Code::Internal, ERROR_DOMAIN, "INTERNAL"));
         assert!(matches!(&bug, Internal { .. }) && bug.may_have_happened());
     }
 
     #[test]
     fn what_may_be_repeated() {
         for reason in ["STORE_UNAVAILABLE", "DRAINING", "REOPEN"] {
-            assert!(decode(&status(Code::Unavailable, DOMAIN, reason)).is_transient());
+            assert!(decode(&status(Code::Unavailable, ERROR_DOMAIN, reason)).is_transient());
         }
-        assert!(decode(&status(Code::ResourceExhausted, DOMAIN, "OVERLOADED")).is_transient());
+        assert!(
+            decode(&status(Code::ResourceExhausted, ERROR_DOMAIN, "OVERLOADED")).is_transient()
+        );
     }
 
     #[test]
     fn field_violations_are_named() {
-        let mut details = ErrorDetails::with_error_info("INVALID_REQUEST", DOMAIN, HashMap::new());
+        let mut details =
+            ErrorDetails::with_error_info("INVALID_REQUEST", ERROR_DOMAIN, HashMap::new());
         details.add_bad_request_violation("ttl", "too short");
         details.add_bad_request_violation("owner", "empty");
         let status = Status::with_error_details(Code::InvalidArgument, "constant", details);

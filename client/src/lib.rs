@@ -33,6 +33,7 @@
 
 mod call;
 mod client;
+mod clock;
 mod decode;
 mod endpoints;
 mod error;

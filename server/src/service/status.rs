@@ -9,6 +9,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
+use fencepost_proto::v1::{ERROR_DOMAIN, reason};
 use tonic::{Code, Status, metadata::MetadataValue};
 use tonic_types::{ErrorDetails, FieldViolation, StatusExt as _};
 
@@ -16,8 +17,6 @@ use crate::{
     lock::{AcquireError, GetError, Outage, ReleaseError, RenewError, Resource},
     telemetry::Chain,
 };
-
-const DOMAIN: &str = "fencepost";
 
 /// A row of the error table.
 struct Answer {
@@ -39,73 +38,73 @@ const LATER: Retry = Retry::After(Duration::from_secs(1));
 
 const INVALID: Answer = Answer {
     code: Code::InvalidArgument,
-    reason: "INVALID_REQUEST",
+    reason: reason::INVALID_REQUEST,
     message: "the request is not valid",
     retry: Retry::No,
 };
 const UNAVAILABLE: Answer = Answer {
     code: Code::Unavailable,
-    reason: "STORE_UNAVAILABLE",
+    reason: reason::STORE_UNAVAILABLE,
     message: "the store is unavailable; the call may have happened, repeat it",
     retry: SOON,
 };
 const DRAINING: Answer = Answer {
     code: Code::Unavailable,
-    reason: "DRAINING",
+    reason: reason::DRAINING,
     message: "this server is stopping, repeat the call elsewhere",
     retry: SOON,
 };
 const OVERLOADED: Answer = Answer {
     code: Code::ResourceExhausted,
-    reason: "OVERLOADED",
+    reason: reason::OVERLOADED,
     message: "too much is in flight, back off",
     retry: LATER,
 };
 const DEADLINE: Answer = Answer {
     code: Code::DeadlineExceeded,
-    reason: "DEADLINE",
+    reason: reason::DEADLINE,
     message: "the call took too long; it may have happened, repeat it",
     retry: SOON,
 };
 const INTERNAL: Answer = Answer {
     code: Code::Internal,
-    reason: "INTERNAL",
+    reason: reason::INTERNAL,
     message: "internal error",
     retry: Retry::No,
 };
 const NOT_FOUND: Answer = Answer {
     code: Code::NotFound,
-    reason: "LOCK_NOT_FOUND",
+    reason: reason::LOCK_NOT_FOUND,
     message: "the lock is not held",
     retry: Retry::No,
 };
 const EXPIRED: Answer = Answer {
     code: Code::Aborted,
-    reason: "LOCK_EXPIRED",
+    reason: reason::LOCK_EXPIRED,
     message: "the lease has expired",
     retry: Retry::No,
 };
 const NOT_OWNER: Answer = Answer {
     code: Code::Aborted,
-    reason: "NOT_OWNER",
+    reason: reason::NOT_OWNER,
     message: "the lock is held by another owner",
     retry: Retry::No,
 };
 const SUPERSEDED: Answer = Answer {
     code: Code::Aborted,
-    reason: "TOKEN_SUPERSEDED",
+    reason: reason::TOKEN_SUPERSEDED,
     message: "a newer lease of the same owner holds the lock",
     retry: Retry::No,
 };
 const TOKEN_UNKNOWN: Answer = Answer {
     code: Code::Aborted,
-    reason: "TOKEN_UNKNOWN",
+    reason: reason::TOKEN_UNKNOWN,
     message: "the token is larger than any that the store has given",
     retry: Retry::No,
 };
 const REQUEST_SPENT: Answer = Answer {
     code: Code::Aborted,
-    reason: "REQUEST_SPENT",
+    reason: reason::REQUEST_SPENT,
     message: "the lease of this request_id was renewed, released or has expired; use a new id",
     retry: Retry::No,
 };
@@ -116,7 +115,7 @@ impl Answer {
             resource.map(|resource| ("resource".to_owned(), resource.as_str().to_owned()));
         let mut details = ErrorDetails::with_error_info(
             self.reason,
-            DOMAIN,
+            ERROR_DOMAIN,
             metadata.into_iter().collect::<HashMap<_, _>>(),
         );
         if let Retry::After(wait) = self.retry {
