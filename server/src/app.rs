@@ -27,6 +27,12 @@ use crate::{
     telemetry::Chain,
 };
 
+/// sysexits(3).
+pub(crate) const USAGE: u8 = 64;
+const UNAVAILABLE: u8 = 69;
+pub(crate) const BUG: u8 = 70;
+pub(crate) const CONFIGURATION: u8 = 78;
+
 /// Why the server did not run, or ended by itself.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AppError {
@@ -52,31 +58,36 @@ impl AppError {
     /// sysexits(3), as the manual lists them.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
-            Self::PrivatePostgres(
-                PrivatePostgresError::NotInstalled | PrivatePostgresError::InUse { .. },
-            )
-            | Self::DatabaseUrl(_)
-            | Self::Listen(..)
-            | Self::Migrate(
+            Self::DatabaseUrl(_) | Self::Listen(..) => CONFIGURATION,
+            Self::PrivatePostgres(error) => match error {
+                PrivatePostgresError::NotInstalled
+                | PrivatePostgresError::VersionNotInstalled { .. }
+                | PrivatePostgresError::InUse { .. }
+                | PrivatePostgresError::NoUnprivilegedUser
+                | PrivatePostgresError::UnusablePath { .. }
+                | PrivatePostgresError::NotPrivate { .. } => CONFIGURATION,
+                PrivatePostgresError::Io { .. }
+                | PrivatePostgresError::Failed { .. }
+                | PrivatePostgresError::TimedOut { .. } => UNAVAILABLE,
+            },
+            Self::Migrate(error) => match error {
                 MigrateError::TooOld(_)
                 | MigrateError::NotUtf8(_)
                 | MigrateError::FsyncOff
-                | MigrateError::Pooler,
-            ) => 78,
-            Self::Advance(AdvanceError::Outage(_))
-            | Self::PrivatePostgres(_)
-            | Self::Migrate(
+                | MigrateError::Pooler => CONFIGURATION,
                 MigrateError::Away(_)
                 | MigrateError::ReadOnly
+                | MigrateError::TimedOut
                 | MigrateError::Failed(_)
-                | MigrateError::Busy,
-            ) => 69,
-            Self::Advance(
+                | MigrateError::Busy => UNAVAILABLE,
+            },
+            Self::Advance(error) => match error {
                 AdvanceError::Lower { .. }
                 | AdvanceError::Absurd { .. }
-                | AdvanceError::Exhausted { .. },
-            ) => 64,
-            Self::Signals(_) | Self::Store(_) | Self::TaskEnded(_) => 70,
+                | AdvanceError::Exhausted { .. } => USAGE,
+                AdvanceError::Outage(_) => UNAVAILABLE,
+            },
+            Self::Signals(_) | Self::Store(_) | Self::TaskEnded(_) => BUG,
         }
     }
 }
@@ -185,7 +196,11 @@ pub(crate) async fn serve(config: Config) -> Result<(), AppError> {
             }
             Ok(())
         }
-        name = server.first_end() => Err(AppError::TaskEnded(name)),
+        name = server.first_end() => {
+            tracing::error!(name, "a task ended by itself: draining");
+            server.drain(Duration::ZERO).await;
+            Err(AppError::TaskEnded(name))
+        }
     };
     server.database.close().await;
     ended
@@ -273,7 +288,7 @@ impl Server {
         match self.tasks.join_next().await {
             Some(Ok(name)) => name,
             Some(Err(error)) => {
-                tracing::error!(%error, "a task panicked");
+                tracing::error!(error = %Chain(&error), "a task panicked");
                 "panicked"
             }
             None => "all",

@@ -5,6 +5,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::{
     Args, Parser, Subcommand,
+    builder::BoolishValueParser,
     error::{ContextKind, ContextValue},
 };
 
@@ -16,7 +17,7 @@ use crate::{
 /// A distributed lock server: named locks with a TTL and a fencing token,
 /// over gRPC, kept in PostgreSQL.
 #[derive(Debug, Parser)]
-#[command(name = "fencepostd", version, args_conflicts_with_subcommands = false)]
+#[command(name = "fencepostd", version)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Option<Command>,
@@ -131,7 +132,7 @@ pub(crate) struct DatabaseArgs {
     pub(crate) database_pool_size: u16,
 
     /// PgBouncer in transaction mode stands before the database.
-    #[arg(long, env = "FENCEPOST_PGBOUNCER", global = true)]
+    #[arg(long, env = "FENCEPOST_PGBOUNCER", global = true, value_parser = BoolishValueParser::new())]
     pub(crate) pgbouncer: bool,
 
     /// Calls that may be at work in the database or wait for a connection at
@@ -150,7 +151,7 @@ pub(crate) struct DatabaseArgs {
     pub(crate) synchronous_commit: SynchronousCommit,
 
     /// Serve on a database with fsync=off. A crash then forgets tokens.
-    #[arg(long, env = "FENCEPOST_ALLOW_FSYNC_OFF", global = true)]
+    #[arg(long, env = "FENCEPOST_ALLOW_FSYNC_OFF", global = true, value_parser = BoolishValueParser::new())]
     pub(crate) allow_fsync_off: bool,
 
     /// Where the private Postgres lives [root: /var/lib/fencepost, else
@@ -167,10 +168,12 @@ pub(crate) fn without_urls(mut error: clap::Error) -> clap::Error {
         ContextKind::InvalidSubcommand,
         ContextKind::InvalidValue,
     ] {
-        let is_url =
-            matches!(error.get(kind), Some(ContextValue::String(text)) if text.contains("://"));
-        if is_url {
-            error.insert(kind, ContextValue::String("a URL".to_owned()));
+        let is_secret = matches!(
+            error.get(kind),
+            Some(ContextValue::String(text)) if text.contains("://") || text.contains("password")
+        );
+        if is_secret {
+            error.insert(kind, ContextValue::String("a database URL".to_owned()));
         }
     }
     error
@@ -179,7 +182,7 @@ pub(crate) fn without_urls(mut error: clap::Error) -> clap::Error {
 /// What the environment says beside the flags' twins.
 #[derive(Debug)]
 pub(crate) struct Environment {
-    pub(crate) database_url: Option<String>,
+    pub(crate) database_url: Option<std::ffi::OsString>,
     pub(crate) xdg_state_home: Option<std::ffi::OsString>,
     pub(crate) home: Option<std::ffi::OsString>,
 }
@@ -188,7 +191,7 @@ pub(crate) struct Environment {
 impl Environment {
     pub(crate) fn read() -> Self {
         Self {
-            database_url: std::env::var_os("DATABASE_URL").and_then(|url| url.into_string().ok()),
+            database_url: std::env::var_os("DATABASE_URL"),
             xdg_state_home: std::env::var_os("XDG_STATE_HOME"),
             home: std::env::var_os("HOME"),
         }

@@ -92,22 +92,12 @@ impl Config {
         if serve.drain_timeout <= serve.drain_delay {
             return Err(ConfigError::DrainTimeout);
         }
-        let url = match (database.database_url, database.database_url_file) {
-            (Some(url), _) => Some(url),
-            (None, Some(file)) => {
-                Some(fs::read_to_string(file).map_err(ConfigError::DatabaseUrlFile)?)
-            }
-            (None, None) => environment.database_url,
-        };
-        let source = match (url, database.data_dir) {
-            (Some(url), _) => DatabaseSource::Url(url.parse()?),
-            (None, Some(dir)) => DatabaseSource::Private(dir),
-            (None, None) => {
-                let is_root = rustix::process::geteuid().is_root();
-                let dir = default_data_dir(is_root, environment.xdg_state_home, environment.home);
-                DatabaseSource::Private(dir.ok_or(ConfigError::NoDataDir)?)
-            }
-        };
+        let source = database_source(
+            database.database_url,
+            database.database_url_file,
+            database.data_dir,
+            environment,
+        )?;
         Ok(Self {
             listen: serve.listen,
             http_listen: serve.http_listen,
@@ -134,4 +124,34 @@ impl Config {
             },
         })
     }
+}
+
+/// The first of these that is set: the URL, the file, the data directory, plain
+/// `DATABASE_URL`, the default data directory.
+fn database_source(
+    url: Option<String>,
+    file: Option<PathBuf>,
+    data_dir: Option<PathBuf>,
+    environment: Environment,
+) -> Result<DatabaseSource, ConfigError> {
+    let url = url.filter(|url| !url.is_empty());
+    if let Some(url) = url {
+        return Ok(DatabaseSource::Url(url.parse()?));
+    }
+    if let Some(file) = file {
+        let url = fs::read_to_string(file).map_err(ConfigError::DatabaseUrlFile)?;
+        return Ok(DatabaseSource::Url(url.parse()?));
+    }
+    if let Some(dir) = data_dir {
+        return Ok(DatabaseSource::Private(dir));
+    }
+    if let Some(url) = environment.database_url.filter(|url| !url.is_empty()) {
+        // Not passed over: locks would live in another database than was meant.
+        let url = url.into_string().map_err(|_| BadDatabaseUrl::Malformed)?;
+        return Ok(DatabaseSource::Url(url.parse()?));
+    }
+    let is_root = rustix::process::geteuid().is_root();
+    default_data_dir(is_root, environment.xdg_state_home, environment.home)
+        .map(DatabaseSource::Private)
+        .ok_or(ConfigError::NoDataDir)
 }

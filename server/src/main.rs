@@ -23,16 +23,11 @@ use std::{process::ExitCode, time::Duration};
 use clap::Parser as _;
 
 use crate::{
-    app::AppError,
+    app::{AppError, BUG, CONFIGURATION, USAGE},
     args::{Cli, Command, Environment},
     config::Config,
     telemetry::Chain,
 };
-
-/// sysexits(3).
-const USAGE: u8 = 64;
-const BUG: u8 = 70;
-const CONFIGURATION: u8 = 78;
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {

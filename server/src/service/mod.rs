@@ -25,7 +25,7 @@ use self::{
     incoming::{Incoming, room},
     locks::Locks,
 };
-use crate::{lock::TtlLimits, store::Store};
+use crate::{lock::TtlLimits, store::Store, telemetry::Chain};
 
 /// The largest request: the largest valid one is far smaller.
 const MAX_MESSAGE: usize = 64 * 1024;
@@ -66,12 +66,12 @@ pub(crate) async fn serve(
         .layer(EdgeLayer::new(config.request_timeout, calls))
         .add_service(locks)
         .add_service(health.into_server());
-    // Our own descriptors, built into the binary: they decode.
-    if let Ok(v1) = reflection().build_v1() {
-        router = router.add_service(v1);
-    }
-    if let Ok(v1alpha) = reflection().build_v1alpha() {
-        router = router.add_service(v1alpha);
+    match (reflection().build_v1(), reflection().build_v1alpha()) {
+        (Ok(v1), Ok(v1alpha)) => router = router.add_service(v1).add_service(v1alpha),
+        // Our own descriptors are built into the binary: they decode.
+        (Err(error), _) | (_, Err(error)) => {
+            tracing::error!(error = %Chain(&error), "there is no reflection");
+        }
     }
     let incoming = Incoming::new(listener, room(config.reserved_handles));
     router
