@@ -109,7 +109,7 @@ impl Inner {
                 Ok(Verdict::Spent) => return Err(AcquireError::RequestSpent),
                 Ok(Verdict::Leap(need)) => {
                     self.leap(need, deadline).await.map_err(Outage::from)?;
-                    Failure::unknown("the fencing tokens keep leaping")
+                    Failure::unknown("the fencing tokens had to leap")
                 }
                 Ok(Verdict::Contended) => Failure::unknown("the name is fought over"),
                 Ok(Verdict::Unusable(orphan, need)) => {
@@ -126,7 +126,7 @@ impl Inner {
                 Err(failure @ Failure::Conflict(_)) => failure,
                 Err(failure) => return Err(Outage::from(failure).into()),
             };
-            if !rest_before_retry(&self, tries, deadline).await {
+            if !rest_before_retry(&self, &cause, tries, deadline).await {
                 return Err(Outage::from(cause).into());
             }
         }
@@ -138,7 +138,12 @@ impl Inner {
         deadline: Instant,
     ) -> Result<Verdict, Failure> {
         let highest = self.highest.load(Ordering::Acquire);
-        let orphan = Orphan::new(ask.resource.clone(), Uuid::new_v4(), ask.ttl);
+        let orphan = Orphan::new(
+            ask.resource.clone(),
+            Uuid::new_v4(),
+            ask.ttl,
+            &self.config.limits,
+        );
         let answer = self
             .pool
             .run(

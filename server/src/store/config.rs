@@ -2,7 +2,10 @@
 
 use std::{fmt, str::FromStr, time::Duration};
 
-use tokio_postgres::{Config, config::SslMode};
+use tokio_postgres::{
+    Config,
+    config::{Host, SslMode},
+};
 
 /// How the store talks to its database.
 #[derive(Debug, Clone)]
@@ -68,6 +71,11 @@ impl Limits {
         }
     }
 
+    /// How long after its call began a statement may still reach the database.
+    pub(super) fn longest_call(&self) -> Duration {
+        self.wait + self.connect + 2 * self.patience()
+    }
+
     /// How long we wait for a statement: the server's own limit comes first, so
     /// that we hear from it.
     pub(super) fn patience(&self) -> Duration {
@@ -93,8 +101,49 @@ pub(crate) enum BadDatabaseUrl {
 }
 
 impl DatabaseUrl {
-    pub(super) fn client_config(&self) -> Config {
-        Config::clone(&self.0)
+    /// One configuration for each host, in the URL's order, with what is common
+    /// to them. The driver itself would give the first host all of the time.
+    pub(super) fn hosts(&self) -> Vec<Config> {
+        let all = &self.0;
+        let count = all.get_hosts().len().max(all.get_hostaddrs().len());
+        (0..count).map(|index| self.host(index)).collect()
+    }
+
+    fn host(&self, index: usize) -> Config {
+        let all = &self.0;
+        let mut one = Config::new();
+        match all.get_hosts().get(index) {
+            Some(Host::Tcp(name)) => _ = one.host(name),
+            #[cfg(unix)]
+            Some(Host::Unix(path)) => _ = one.host_path(path),
+            None => {}
+        }
+        if let Some(address) = all.get_hostaddrs().get(index) {
+            one.hostaddr(*address);
+        }
+        // One port stands for all hosts.
+        let ports = all.get_ports();
+        if let Some(port) = ports.get(index).or(ports.first()) {
+            one.port(*port);
+        }
+        if let Some(user) = all.get_user() {
+            one.user(user);
+        }
+        if let Some(password) = all.get_password() {
+            one.password(password);
+        }
+        if let Some(name) = all.get_dbname() {
+            one.dbname(name);
+        }
+        if let Some(options) = all.get_options() {
+            one.options(options);
+        }
+        if let Some(name) = all.get_application_name() {
+            one.application_name(name);
+        }
+        one.ssl_mode(all.get_ssl_mode())
+            .channel_binding(all.get_channel_binding());
+        one
     }
 }
 
@@ -147,6 +196,13 @@ mod tests {
             parse("postgresql://u@h/l?sslmode=require"),
             Err(BadDatabaseUrl::Tls)
         );
+        let several: DatabaseUrl = "postgresql://u@a,b:5433/locks".parse().unwrap();
+        let ports: Vec<_> = several
+            .hosts()
+            .iter()
+            .map(|one| one.get_ports().to_vec())
+            .collect();
+        assert_eq!(ports, [[5432], [5433]]);
         let url: DatabaseUrl = "postgresql://u:secret@h/l".parse().unwrap();
         assert!(!format!("{url:?}").contains("secret"));
     }

@@ -13,19 +13,99 @@ use std::{
     pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
 use deadpool_postgres::Connect;
-use tokio::task::JoinHandle;
+use tokio::{task::JoinHandle, time::timeout};
 use tokio_postgres::{
-    AsyncMessage, Client, Config, NoTls, config::TargetSessionAttrs, error::Severity,
+    AsyncMessage, Client, Config, Connection, NoTls, Socket, config::TargetSessionAttrs,
+    error::Severity, tls::NoTlsStream,
 };
 use tokio_util::task::AbortOnDropHandle;
 
 use super::config::{DatabaseUrl, StoreConfig};
+use crate::telemetry::Chain;
+
+/// Where to connect, and with which settings: one entry for each host of the
+/// URL, in its order.
+pub(super) struct Hosts {
+    hosts: Vec<Config>,
+    /// The host that was connected to last.
+    preferred: AtomicUsize,
+    limit: Duration,
+}
+
+impl Hosts {
+    pub(super) fn new(url: &DatabaseUrl, config: &StoreConfig) -> Self {
+        let settings = Settings::new(config);
+        let mut hosts = url.hosts();
+        for pg in &mut hosts {
+            if pg.get_application_name().is_none() {
+                pg.application_name("fencepostd");
+            }
+            pg.tcp_user_timeout(config.limits.statement)
+                .keepalives(true)
+                .keepalives_idle(Duration::from_secs(5))
+                .keepalives_interval(Duration::from_secs(2))
+                .keepalives_retries(3)
+                // With several hosts, this finds the primary.
+                .target_session_attrs(TargetSessionAttrs::ReadWrite);
+            if !config.pgbouncer {
+                settings.add_to(pg);
+            }
+        }
+        Self {
+            hosts,
+            preferred: AtomicUsize::new(0),
+            limit: config.limits.connect,
+        }
+    }
+
+    /// The first of them, for those who want just one.
+    pub(super) fn first(&self) -> Config {
+        self.hosts.first().cloned().unwrap_or_default()
+    }
+
+    /// Tries the hosts in turn, beginning with the one that worked last. Each
+    /// but the last has a share of the time, greeting included: one that hangs
+    /// keeps no other from being found. The last has what its caller allows.
+    async fn connect(&self) -> Result<Connected, tokio_postgres::Error> {
+        let count = self.hosts.len();
+        let first = self.preferred.load(Ordering::Relaxed);
+        let mut tried = 0;
+        loop {
+            let index = (first + tried) % count;
+            let connecting = self.hosts[index].connect(NoTls);
+            tried += 1;
+            let connected = if tried == count {
+                connecting.await
+            } else {
+                match timeout(
+                    self.limit / u32::try_from(count).unwrap_or(u32::MAX),
+                    connecting,
+                )
+                .await
+                {
+                    Ok(connected) => connected,
+                    Err(_) => continue,
+                }
+            };
+            match connected {
+                Ok(connected) => {
+                    self.preferred.store(index, Ordering::Relaxed);
+                    return Ok(connected);
+                }
+                Err(error) if tried == count => return Err(error),
+                Err(error) => tracing::debug!(error = %Chain(&error), "trying the next host"),
+            }
+        }
+    }
+}
+
+type Connected = (Client, Connection<Socket, NoTlsStream>);
 
 /// A connection outside the pool, for a migration; closed on drop.
 pub(super) struct OwnConnection {
@@ -34,16 +114,10 @@ pub(super) struct OwnConnection {
 }
 
 impl OwnConnection {
-    pub(super) async fn open(
-        url: &DatabaseUrl,
-        config: &StoreConfig,
-    ) -> Result<Self, tokio_postgres::Error> {
-        let mut pg = client_config(url, config);
-        if !config.pgbouncer {
-            // As the pool will, so that a pooler that refuses them shows at once.
-            Settings::new(config).add_to(&mut pg);
-        }
-        let (client, connection) = pg.connect(NoTls).await?;
+    /// With the same settings as the pool's, so that a pooler that refuses them
+    /// shows at once.
+    pub(super) async fn open(hosts: &Hosts) -> Result<Self, tokio_postgres::Error> {
+        let (client, connection) = hosts.connect().await?;
         #[expect(clippy::disallowed_methods, reason = "owned by the connection itself")]
         let driver = tokio::spawn(async move {
             // Its error reaches the client's own calls.
@@ -54,23 +128,6 @@ impl OwnConnection {
             _driver: AbortOnDropHandle::new(driver),
         })
     }
-}
-
-/// What every connection of ours has in common.
-pub(super) fn client_config(url: &DatabaseUrl, config: &StoreConfig) -> Config {
-    let mut pg = url.client_config();
-    if pg.get_application_name().is_none() {
-        pg.application_name("fencepostd");
-    }
-    pg.connect_timeout(config.limits.connect)
-        .tcp_user_timeout(config.limits.statement)
-        .keepalives(true)
-        .keepalives_idle(Duration::from_secs(5))
-        .keepalives_interval(Duration::from_secs(2))
-        .keepalives_retries(3)
-        // With several hosts, this finds the primary.
-        .target_session_attrs(TargetSessionAttrs::ReadWrite);
-    pg
 }
 
 /// What every statement depends on.
@@ -90,6 +147,8 @@ impl Settings {
                 "idle_in_transaction_session_timeout",
                 ms(config.limits.statement),
             ),
+            // A wait for the standby that was cut short is told as a WARNING.
+            ("client_min_messages", "warning".into()),
             ("search_path", "pg_catalog".into()),
             ("enable_seqscan", "off".into()),
             ("enable_bitmapscan", "off".into()),
@@ -126,6 +185,7 @@ impl Settings {
 
 /// Opens connections and watches what comes with them.
 pub(super) struct Connector {
+    hosts: Hosts,
     /// Sent once on each new connection.
     greeting: String,
     /// How many WARNINGs came after it.
@@ -133,7 +193,7 @@ pub(super) struct Connector {
 }
 
 impl Connector {
-    pub(super) fn new(config: &StoreConfig, warnings: Arc<AtomicU64>) -> Self {
+    pub(super) fn new(hosts: Hosts, config: &StoreConfig, warnings: Arc<AtomicU64>) -> Self {
         let greeting = if config.pgbouncer {
             "SELECT 1".to_owned()
         } else {
@@ -144,7 +204,11 @@ impl Connector {
                 config.limits.patience().as_millis()
             )
         };
-        Self { greeting, warnings }
+        Self {
+            hosts,
+            greeting,
+            warnings,
+        }
     }
 }
 
@@ -153,10 +217,10 @@ type Connecting<'a> = Pin<
 >;
 
 impl Connect for Connector {
-    fn connect(&self, config: &Config) -> Connecting<'_> {
-        let config = config.clone();
+    /// The pool knows one host; we know all.
+    fn connect(&self, _: &Config) -> Connecting<'_> {
         Box::pin(async move {
-            let (client, mut connection) = config.connect(NoTls).await?;
+            let (client, mut connection) = self.hosts.connect().await?;
             let greeted = Arc::new(AtomicBool::new(false));
             let in_use = Arc::clone(&greeted);
             let warnings = Arc::clone(&self.warnings);
@@ -167,14 +231,14 @@ impl Connect for Connector {
                         Ok(AsyncMessage::Notice(notice))
                             if notice.parsed_severity() == Some(Severity::Warning) =>
                         {
-                            tracing::warn!(warning = notice.message(), "the database warns");
+                            tracing::warn!(warning = %Chain(&notice), "the database warns");
                             if in_use.load(Ordering::Acquire) {
                                 warnings.fetch_add(1, Ordering::AcqRel);
                             }
                         }
                         Ok(_) => {}
                         Err(error) => {
-                            tracing::debug!(%error, "a database connection ended");
+                            tracing::debug!(error = %Chain(&error), "a database connection ended");
                             break;
                         }
                     }

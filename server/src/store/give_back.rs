@@ -7,8 +7,10 @@
 //!
 //! An orphan whose grant is known has a row, so it stays in the queue until the
 //! row was seen under its lock. One whose Acquire has an unknown outcome may
-//! still be on its way, so it is looked for until no statement of that age can
-//! be alive. Either is dropped when its TTL has passed: the lease is over.
+//! still be on its way, or in a commit that waits for its standby: it is looked
+//! for, less and less often, until its row is seen unlocked and no statement of
+//! that age can be under way. Either is dropped when its TTL has passed: the
+//! lease is over.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -16,11 +18,14 @@ use std::{
     time::Duration,
 };
 
-use tokio::{sync::Notify, time::Instant};
+use tokio::{
+    sync::{Mutex as AsyncMutex, Notify},
+    time::Instant,
+};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::{Inner, Store, failure::Failure, row, statement};
+use super::{Inner, Store, config::Limits, failure::Failure, row, statement};
 use crate::{
     clock::Moment,
     lock::{Resource, Ttl},
@@ -33,11 +38,11 @@ const MAX_ORPHANS: usize = 20_000;
 /// How many are given back in one statement.
 const BATCH: usize = 500;
 
-/// How long after it was sent a statement may still reach the database.
-const IN_FLIGHT: Duration = Duration::from_secs(15);
-
-/// How long the queue rests when rows are locked, or the database is away.
+/// How long the queue rests when nothing is due.
 const REST: Duration = Duration::from_millis(250);
+
+/// The longest time between two looks for one orphan.
+const LONGEST_REST: Duration = Duration::from_secs(30);
 
 /// A lease that nobody was told of.
 #[derive(Debug, Clone)]
@@ -46,18 +51,28 @@ pub(super) struct Orphan {
     attempt: Uuid,
     /// Whether the database said that the lease exists.
     known: bool,
-    asked: Moment,
-    ttl: Duration,
+    /// When no statement that could still create it is on its way.
+    settled: Moment,
+    /// When it is over by itself.
+    over: Moment,
+    /// When to look for it next, and how long to rest after that.
+    look: Moment,
+    rest: Duration,
 }
 
 impl Orphan {
-    pub(super) fn new(resource: Resource, attempt: Uuid, ttl: Ttl) -> Self {
+    /// What would be orphaned if the caller left: asked for from now on.
+    pub(super) fn new(resource: Resource, attempt: Uuid, ttl: Ttl, limits: &Limits) -> Self {
+        let now = Moment::now();
+        let settled = now.after(limits.longest_call());
         Self {
             resource,
             attempt,
             known: true,
-            asked: Moment::now(),
-            ttl: ttl.as_duration(),
+            settled,
+            over: settled.after(ttl.as_duration()),
+            look: now,
+            rest: REST,
         }
     }
 
@@ -71,12 +86,22 @@ impl Orphan {
         self.attempt
     }
 
-    fn settled(&self) -> bool {
-        self.known || Moment::now().since(self.asked) > IN_FLIGHT
+    /// Whether there is nothing left to do, given that its row was seen under
+    /// its lock and given back, or seen and not, or not seen.
+    fn is_done(&self, seen: Option<bool>) -> bool {
+        match seen {
+            Some(true) => true,
+            // Somebody else's lease, unless ours is still to come.
+            Some(false) => self.known || Moment::now() > self.settled,
+            // Locked by somebody, or not there.
+            None => false,
+        }
     }
 
-    fn over(&self) -> bool {
-        Moment::now().since(self.asked) > self.ttl + IN_FLIGHT
+    fn later(mut self) -> Self {
+        self.look = Moment::now().after(self.rest);
+        self.rest = (self.rest * 2).min(LONGEST_REST);
+        self
     }
 }
 
@@ -85,6 +110,8 @@ impl Orphan {
 pub(super) struct Returns {
     queue: Mutex<VecDeque<Orphan>>,
     waiting: Notify,
+    /// Held while a batch is out of the queue.
+    batch: AsyncMutex<()>,
 }
 
 impl Returns {
@@ -103,17 +130,25 @@ impl Returns {
         self.waiting.notify_one();
     }
 
+    /// What is due, without what is over.
     fn take_batch(&self) -> Vec<Orphan> {
-        let mut queue = self.lock();
-        let count = queue.len().min(BATCH);
-        queue
-            .drain(..count)
-            .filter(|orphan| !orphan.over())
-            .collect()
+        let now = Moment::now();
+        let mut batch = Vec::new();
+        self.lock().retain(|orphan| {
+            if orphan.over <= now {
+                return false;
+            }
+            let taken = orphan.look <= now && batch.len() < BATCH;
+            if taken {
+                batch.push(orphan.clone());
+            }
+            !taken
+        });
+        batch
     }
 
-    fn put_back(&self, rest: Vec<Orphan>) {
-        self.lock().extend(rest);
+    fn put_back(&self, rest: impl Iterator<Item = Orphan>) {
+        self.lock().extend(rest.map(Orphan::later));
     }
 
     fn len(&self) -> usize {
@@ -132,13 +167,9 @@ impl Store {
     pub(crate) async fn give_back(&self, stop: CancellationToken) {
         let returns = &self.0.returns;
         while !stop.is_cancelled() {
-            let before = returns.len();
-            if before == 0 {
+            if returns.len() == 0 {
                 stop.run_until_cancelled(returns.waiting.notified()).await;
-                continue;
-            }
-            let answered = self.0.give_back_batch().await;
-            if !answered || returns.len() >= before {
+            } else if !self.0.give_back_batch().await {
                 stop.run_until_cancelled(tokio::time::sleep(REST)).await;
             }
         }
@@ -146,8 +177,13 @@ impl Store {
 
     /// Gives back what is known to be orphaned; called once no more can come.
     pub(super) async fn give_back_rest(&self) {
-        while self.0.returns.lock().iter().any(|orphan| orphan.known) {
-            if !self.0.give_back_batch().await {
+        loop {
+            let progress = self.0.give_back_batch().await;
+            let _none_is_out = self.0.returns.batch.lock().await;
+            if !self.0.returns.lock().iter().any(|orphan| orphan.known) {
+                return;
+            }
+            if !progress {
                 tokio::time::sleep(REST).await;
             }
         }
@@ -155,32 +191,27 @@ impl Store {
 }
 
 impl Inner {
-    /// One statement's worth. False when the database did not answer.
+    /// One statement's worth of what is due. Whether there was anything, and
+    /// the database answered.
     async fn give_back_batch(&self) -> bool {
+        let _out = self.returns.batch.lock().await;
         let batch = self.returns.take_batch();
         if batch.is_empty() {
-            return true;
+            return false;
         }
         let deadline = Instant::now() + self.config.limits.statement;
         match self.send_give_back(&batch, deadline).await {
             Ok(seen) => {
-                let rest = batch
+                let left = batch
                     .into_iter()
                     .enumerate()
-                    .filter(|(place, orphan)| match seen.get(place) {
-                        Some(true) => false,
-                        Some(false) => !orphan.settled(),
-                        // Locked by somebody, or not there.
-                        None => orphan.known || !orphan.settled(),
-                    })
-                    .map(|(_, orphan)| orphan)
-                    .collect();
-                self.returns.put_back(rest);
+                    .filter(|(place, orphan)| !orphan.is_done(seen.get(place).copied()));
+                self.returns.put_back(left.map(|(_, orphan)| orphan));
                 true
             }
             Err(error) => {
                 tracing::debug!(error = %Chain(&error), "leases could not be given back yet");
-                self.returns.put_back(batch);
+                self.returns.put_back(batch.into_iter());
                 false
             }
         }

@@ -11,12 +11,12 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 use tokio_postgres::{Client, SimpleQueryMessage};
 
 use super::{
     config::{DatabaseUrl, StoreConfig},
-    connection::OwnConnection,
+    connection::{Hosts, OwnConnection},
     failure::{is_missing_schema, is_passing_conflict, is_refused_option},
     statement,
 };
@@ -53,6 +53,8 @@ pub(crate) enum MigrateError {
         "a pooler keeps our settings from the database: give --pgbouncer, or connect without a pooler"
     )]
     Pooler,
+    #[error("the database did not answer in time")]
+    TimedOut,
     #[error("another replica's migration did not end in time")]
     Busy,
 }
@@ -65,15 +67,21 @@ pub(crate) async fn migrate(
     budget: Duration,
 ) -> Result<(i32, i32), MigrateError> {
     let deadline = Instant::now() + budget;
-    let work = async {
-        let connection = OwnConnection::open(url, config).await.map_err(|error| {
+    let hosts = Hosts::new(url, config);
+    let connection = timeout_at(deadline, OwnConnection::open(&hosts))
+        .await
+        .map_err(|_| MigrateError::TimedOut)?
+        .map_err(|error| {
             if is_refused_option(&error) {
                 MigrateError::Pooler
             } else {
                 MigrateError::Away(error)
             }
         })?;
-        check(&connection.client, config).await?;
+    timeout_at(deadline, check(&connection.client, config))
+        .await
+        .map_err(|_| MigrateError::TimedOut)??;
+    let work = async {
         loop {
             if let Some(versions) = try_migrate(&connection.client).await? {
                 return Ok(versions);
@@ -81,7 +89,7 @@ pub(crate) async fn migrate(
             tokio::time::sleep(Duration::from_millis(rand::random_range(50..150))).await;
         }
     };
-    tokio::time::timeout_at(deadline, work)
+    timeout_at(deadline, work)
         .await
         .unwrap_or(Err(MigrateError::Busy))
 }
@@ -91,7 +99,7 @@ async fn check(client: &Client, config: &StoreConfig) -> Result<(), MigrateError
         .query_typed(statement::CHECK.sql, &[])
         .await
         .map_err(MigrateError::Away)?;
-    let row = rows.first().ok_or(MigrateError::ReadOnly)?;
+    let row = rows.first().ok_or(MigrateError::TimedOut)?;
     let get = |error| MigrateError::Failed(error);
     let version: i32 = row.try_get("version").map_err(get)?;
     let encoding: String = row.try_get("encoding").map_err(get)?;
