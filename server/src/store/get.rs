@@ -44,13 +44,13 @@ impl Inner {
                 Ok(Look::Free) => return Err(GetError::NotFound),
                 Ok(Look::Leap(need)) => {
                     self.leap(need, deadline).await.map_err(Outage::from)?;
-                    Failure::unknown("the fencing tokens keep leaping")
+                    Failure::unknown("the fencing tokens had to leap")
                 }
                 Ok(Look::Over) => Failure::unknown("each answer came with no time left"),
                 Err(failure @ Failure::Conflict(_)) => failure,
                 Err(failure) => return Err(Outage::from(failure).into()),
             };
-            if !rest_before_retry(self, tries, deadline).await {
+            if !rest_before_retry(self, &cause, tries, deadline).await {
                 return Err(Outage::from(cause).into());
             }
         }

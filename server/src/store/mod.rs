@@ -82,7 +82,13 @@ pub(crate) use probe::{Health, Unfit};
 pub(crate) use release::Release;
 pub(crate) use renew::Renew;
 
-use self::{failure::Because, give_back::Returns, identity::Identity, pool::Pool, purge::Watched};
+use self::{
+    failure::{Because, Failure},
+    give_back::Returns,
+    identity::Identity,
+    pool::Pool,
+    purge::Watched,
+};
 use crate::{
     clock::Moment,
     lock::{FencingToken, Outage},
@@ -104,6 +110,8 @@ pub(crate) struct Store(Arc<Inner>);
 struct Inner {
     config: StoreConfig,
     pool: Pool,
+    /// One connection that asks how the database is, however busy the others are.
+    probes: Pool,
     identity: Identity,
     returns: Returns,
     /// The highest token this replica has seen.
@@ -122,11 +130,14 @@ struct Inner {
 impl Store {
     /// Sets the store up; nothing is connected yet.
     pub(crate) fn new(url: &DatabaseUrl, config: StoreConfig) -> Result<Self, Outage> {
-        let pool = Pool::new(url, &config).map_err(|error| Outage::Internal(Box::new(error)))?;
+        let pool =
+            |size| Pool::new(url, &config, size).map_err(|error| Outage::Internal(Box::new(error)));
+        let (calls, probes) = (pool(config.pool_size)?, pool(1)?);
         Ok(Self(Arc::new(Inner {
             permits: Arc::new(Semaphore::new(config.max_in_flight)),
             turns: Arc::new(Semaphore::new(config.pool_size)),
-            pool,
+            pool: calls,
+            probes,
             identity: Identity::default(),
             returns: Returns::default(),
             highest: AtomicI64::new(0),
@@ -194,7 +205,8 @@ impl Store {
         self.0.tracker.close();
         self.0.tracker.wait().await;
         self.give_back_rest().await;
-        self.0.pool.close();
+        self.0.pool.close().await;
+        self.0.probes.close().await;
     }
 }
 
@@ -207,10 +219,19 @@ impl Inner {
 /// How often a statement is tried before the call gives up.
 const MAX_TRIES: usize = 10;
 
-/// Whether a refused statement is tried again, and if so after a short rest:
-/// not when the next wait for the row would end after the call's budget.
-async fn rest_before_retry(inner: &Inner, tries: usize, deadline: Instant) -> bool {
-    if tries >= MAX_TRIES || Instant::now() + inner.config.limits.lock > deadline {
+/// Whether a statement that came to nothing is tried again, and if so after a
+/// short rest: not when the next wait for a row would end after the call's time.
+async fn rest_before_retry(
+    inner: &Inner,
+    cause: &Failure,
+    tries: usize,
+    deadline: Instant,
+) -> bool {
+    let wait = match cause {
+        Failure::Conflict(_) => inner.config.limits.lock,
+        _ => Duration::ZERO,
+    };
+    if tries >= MAX_TRIES || Instant::now() + wait > deadline {
         return false;
     }
     tokio::time::sleep(Duration::from_millis(rand::random_range(1..=20))).await;

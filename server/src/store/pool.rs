@@ -8,7 +8,8 @@
 //!
 //! A statement is never cancelled: cancelling a commit that waits for its
 //! standby would report success for something that is not replicated. When we
-//! stop waiting, the connection is dropped and the outcome is unknown.
+//! stop waiting, the outcome is unknown, and the connection keeps its place in
+//! the pool until its answer comes or the database is found not to answer.
 
 use std::{
     sync::{
@@ -19,16 +20,17 @@ use std::{
 };
 
 use deadpool_postgres::{Manager, ManagerConfig, Object, RecyclingMethod, Runtime, Timeouts};
-use tokio::time::Instant;
+use tokio::{sync::Notify, time::Instant};
 use tokio_postgres::{
     Client, Row,
     types::{ToSql, Type},
 };
+use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
 
 use super::{
     config::{DatabaseUrl, StoreConfig},
-    connection::{Connector, Settings, client_config},
+    connection::{Connector, Hosts, Settings},
     failure::{Because, Failure},
     statement::Statement,
 };
@@ -43,12 +45,18 @@ pub(super) struct Answer {
     pub(super) sent: Moment,
 }
 
+/// How long the place of a connection with an overdue statement is kept.
+const LONGEST_LINGER: Duration = Duration::from_secs(300);
+
 pub(super) struct Pool {
     connections: deadpool_postgres::Pool,
     /// Set behind PgBouncer: what to open each transaction with.
     begin: Option<String>,
     /// How long we wait for one statement before its outcome is unknown.
     patience: Duration,
+    /// Connections with an overdue statement.
+    lingering: TaskTracker,
+    let_go: Arc<Notify>,
     /// WARNINGs seen on any connection. They are rare, so a statement that
     /// was in flight when one came counts as unknown, whoever it was for.
     warnings: Arc<AtomicU64>,
@@ -58,17 +66,13 @@ impl Pool {
     pub(super) fn new(
         url: &DatabaseUrl,
         config: &StoreConfig,
+        size: usize,
     ) -> Result<Self, deadpool_postgres::BuildError> {
-        let mut pg = client_config(url, config);
-        let settings = Settings::new(config);
-        let begin = if config.pgbouncer {
-            Some(settings.as_begin())
-        } else {
-            settings.add_to(&mut pg);
-            None
-        };
+        let hosts = Hosts::new(url, config);
+        let pg = hosts.first();
+        let begin = config.pgbouncer.then(|| Settings::new(config).as_begin());
         let warnings = Arc::new(AtomicU64::new(0));
-        let connector = Connector::new(config, Arc::clone(&warnings));
+        let connector = Connector::new(hosts, config, Arc::clone(&warnings));
         let manager = Manager::from_connect(
             pg,
             connector,
@@ -77,7 +81,7 @@ impl Pool {
             },
         );
         let connections = deadpool_postgres::Pool::builder(manager)
-            .max_size(config.pool_size)
+            .max_size(size)
             .timeouts(Timeouts {
                 wait: Some(config.limits.wait),
                 create: Some(config.limits.connect),
@@ -89,6 +93,8 @@ impl Pool {
             connections,
             begin,
             patience: config.limits.patience(),
+            lingering: TaskTracker::new(),
+            let_go: Arc::default(),
             warnings,
         })
     }
@@ -132,9 +138,10 @@ impl Pool {
                 }
             }
         };
-        let result = tokio::time::timeout(self.patience, work.instrument(span))
-            .await
-            .unwrap_or_else(|_| Err(Failure::unknown("no answer from the database in time")));
+        let Ok(result) = tokio::time::timeout(self.patience, work.instrument(span)).await else {
+            self.linger(connection);
+            return Err(Failure::unknown("no answer from the database in time"));
+        };
         let result = match result {
             Ok(_) if self.warnings.load(Ordering::Acquire) != warnings => {
                 Err(Failure::unknown("a warning came with the commit"))
@@ -162,12 +169,49 @@ impl Pool {
         )))
     }
 
+    /// Keeps the place of a connection whose statement is overdue until its
+    /// answer comes, and its link is known to be good, or is lost.
+    ///
+    /// A commit that waits for a standby or a disk outlives a closed connection:
+    /// replacing it at once would fill the database with such sessions.
+    fn linger(&self, mut connection: Checkout) {
+        let Some(connection) = connection.0.take() else {
+            return;
+        };
+        let let_go = Arc::clone(&self.let_go);
+        self.lingering.spawn(async move {
+            // Queued behind the statement, so answered after it.
+            let answered = connection.batch_execute("");
+            let good = tokio::select! {
+                () = let_go.notified() => false,
+                answered = tokio::time::timeout(LONGEST_LINGER, answered) => matches!(answered, Ok(Ok(()))),
+            };
+            if !good {
+                drop(Object::take(connection));
+            }
+        });
+    }
+
+    /// How many connections have a statement that is overdue.
+    pub(super) fn lingering(&self) -> usize {
+        self.lingering.len()
+    }
+
+    /// Waits for no overdue statement any longer: the database does not answer
+    /// at all, so its sessions are gone, or new ones cannot be had either.
+    pub(super) fn let_go(&self) {
+        self.let_go.notify_waiters();
+    }
+
     fn drop_idle(&self) {
         self.connections.retain(|_, _| false);
     }
 
-    pub(super) fn close(&self) {
+    pub(super) async fn close(&self) {
         self.connections.close();
+        self.lingering.close();
+        self.let_go();
+        self.lingering.wait().await;
     }
 }
 

@@ -35,6 +35,8 @@ pub(crate) enum Unfit {
     Unavailable,
     ReadOnly,
     FsyncOff,
+    /// It answers, but every statement of ours is overdue.
+    Stalled,
 }
 
 impl fmt::Display for Unfit {
@@ -42,6 +44,9 @@ impl fmt::Display for Unfit {
         f.write_str(match self {
             Self::Unavailable => "the database is unavailable",
             Self::ReadOnly => "the database is read-only",
+            Self::Stalled => {
+                "no statement comes to an end (a standby or a disk that does not answer?)"
+            }
             Self::FsyncOff => "the database runs with fsync=off and would forget tokens in a crash",
         })
     }
@@ -135,6 +140,9 @@ impl Inner {
                     Failure::ReadOnly(_) => Unfit::ReadOnly,
                     _ => Unfit::Unavailable,
                 };
+                if unfit == Unfit::Unavailable {
+                    self.pool.let_go();
+                }
                 if *self.health.borrow() != Health::Unfit(unfit) {
                     tracing::warn!(error = %Chain(&failure), "locks cannot be taken: {unfit}");
                 }
@@ -156,11 +164,7 @@ impl Inner {
     ) -> Result<Health, Failure> {
         // It only reads, so nothing is lost by giving up long before a call
         // would: a black hole must show soon.
-        let asked = async {
-            // It waits its turn, since health says whether calls get through.
-            let _turn = self.turns.acquire().await;
-            self.pool.run(&statement::PROBE, &[], deadline).await
-        };
+        let asked = self.probes.run(&statement::PROBE, &[], deadline);
         let answer = tokio::time::timeout(self.config.limits.probe, asked)
             .await
             .unwrap_or(Err(Failure::TooLate))?;
@@ -185,6 +189,7 @@ impl Inner {
         deadline: Instant,
     ) -> Result<Health, Failure> {
         if row::column(row, "read_only")? {
+            self.probes.read_only();
             return Err(self.pool.read_only());
         }
         if !row::column::<bool>(row, "fsync")? && !self.config.allow_fsync_off {
@@ -195,6 +200,12 @@ impl Inner {
         }
         if row::column::<Option<bool>>(row, "identity_holds")? != Some(true) {
             self.leap(Need::since(sent), deadline).await?;
+        }
+        if self.pool.lingering() >= self.config.pool_size {
+            if *self.health.borrow() != Health::Unfit(Unfit::Stalled) {
+                tracing::warn!("locks cannot be taken: {}", Unfit::Stalled);
+            }
+            return Ok(Health::Unfit(Unfit::Stalled));
         }
         Ok(Health::Serving)
     }

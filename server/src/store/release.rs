@@ -40,7 +40,7 @@ impl Inner {
             match self.try_release(ask, deadline).await {
                 Ok(verdict) => return verdict,
                 Err(failure @ Failure::Conflict(_)) => {
-                    if !rest_before_retry(self, tries, deadline).await {
+                    if !rest_before_retry(self, &failure, tries, deadline).await {
                         return Err(Outage::from(failure).into());
                     }
                 }

@@ -1,5 +1,5 @@
 //! Every statement the server sends, one file each. The file's name is the
-//! name of the method that runs it, of its span and of its metric label.
+//! name of the method that runs it, and of its span's `name`.
 
 use tokio_postgres::types::Type;
 
