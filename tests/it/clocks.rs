@@ -15,6 +15,8 @@ use fencepost_support::{
 };
 use serde_json::Value;
 
+use crate::programs;
+
 /// The library that fakes a program's wall clock.
 fn faketime() -> String {
     let architectures = fs::read_dir("/usr/lib").unwrap();
@@ -116,6 +118,34 @@ async fn takeover(servers: &[Server], holder: usize) {
     assert!(!early, "after {:?}", taken - asked);
     let after = taken - granted;
     assert!(after < TTL + Duration::from_secs(1), "{after:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_with_a_wrong_clock_hears_the_same() {
+    let database = fresh_database().await;
+    let server = Server::start(&database.url()).await;
+    let ttl = Duration::from_secs(600);
+    calls::granted(&mut server.client().await, "a", "b", ttl).await;
+    for offset in ["+5m", "-5m"] {
+        let run = async |arguments: &[&str]| {
+            let mut command = programs::bare(programs::cli());
+            command.args(arguments).args(["--endpoint", &server.url()]);
+            command
+                .env("LD_PRELOAD", faketime())
+                .env("FAKETIME", offset);
+            command.env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+            programs::run(command).await
+        };
+        let seen = run(&["get", "a", "--output", "json"]).await;
+        assert_eq!(seen.code, Some(0), "{}", seen.stderr);
+        let seen: Value = serde_json::from_str(&seen.stdout).unwrap();
+        let lock = seen.get("lock").unwrap_or(&seen);
+        let rest = lock["remaining"].as_str().unwrap().trim_end_matches('s');
+        let rest: f64 = rest.parse().unwrap();
+        assert!((560.0..=600.0).contains(&rest), "{offset}: {rest}");
+        let refused = run(&["acquire", "a", "--ttl", "10s"]).await;
+        assert_eq!(refused.code, Some(75), "{}", refused.stderr);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,7 +1,7 @@
 //! Three replicas on one database are one lock server: what one has written
 //! another reads at once, and a lease ends everywhere at the same time.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use fencepost_support::{
     Server, calls,
@@ -49,6 +49,9 @@ async fn what_one_replica_wrote_the_others_read_at_once() {
             for round in 0..ROUNDS {
                 let name = format!("lock {task} {}", round % 7);
                 let [first, second, third] = [0, 1, 2].map(|n| (n + rng.random_range(0..3)) % 3);
+                // A replica that remembers what it saw last is wrong a moment later.
+                let free = calls::get(&mut replicas[second], &name).await;
+                calls::expect_error(free, Code::NotFound, "LOCK_NOT_FOUND");
                 let lock = calls::granted(&mut replicas[first], &name, "a", LONG).await;
                 let token = lock.fencing_token;
                 let found = calls::get(&mut replicas[second], &name).await.unwrap();
@@ -124,6 +127,62 @@ async fn a_holder_that_is_refused_knows_when_to_come_again() {
         tokio::time::sleep(rest + Duration::from_millis(250)).await;
         calls::granted(client, "a", &next, ttl).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ten_thousand_names_that_resemble_each_other_are_independent() {
+    const NAMES: usize = 10_000;
+    const SIGNS: [&str; 14] = [
+        "a", "A", "b", " ", "/", "%", "_", "\\", "'", "\u{e4}", "a\u{308}", "\u{df}", "ss",
+        "\u{200b}",
+    ];
+    let (database, servers) = three().await;
+    let seed: u64 = rand::rng().random();
+    println!("seed {seed}");
+    let mut rng = StdRng::seed_from_u64(seed);
+    let mut names = BTreeSet::new();
+    while names.len() < NAMES {
+        let length = rng.random_range(1..=6);
+        let signs = (0..length).map(|_| SIGNS[rng.random_range(0..SIGNS.len())]);
+        names.insert(signs.collect::<String>());
+    }
+    let names: Vec<String> = names.into_iter().collect();
+    let mut tasks = JoinSet::new();
+    for (n, names) in names.chunks(NAMES / 40).enumerate() {
+        let mut client = servers[n % servers.len()].client().await;
+        let names = names.to_owned();
+        tasks.spawn(async move {
+            for (m, name) in names.iter().enumerate() {
+                // An owner of its own: a name that is another's would be refused.
+                let owner = format!("owner {n} {m}");
+                let lock = calls::granted(&mut client, name, &owner, LONG).await;
+                assert_eq!(&lock.resource, name);
+            }
+        });
+    }
+    while let Some(ended) = tasks.join_next().await {
+        ended.unwrap();
+    }
+    let rows: i64 = database
+        .client()
+        .await
+        .value("SELECT count(*) FROM fencepost.locks")
+        .await;
+    assert_eq!(usize::try_from(rows).unwrap(), NAMES);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_databases_of_one_cluster_are_two_lock_servers() {
+    let databases = [fresh_database().await, fresh_database().await];
+    let [one, two] = &databases;
+    let one = Server::start(&one.url()).await;
+    let two = Server::start(&two.url()).await;
+    let (mut one, mut two) = (one.client().await, two.client().await);
+    let lock = calls::granted(&mut one, "a", "b", LONG).await;
+    calls::granted(&mut two, "a", "c", LONG).await;
+    calls::refused(&mut one, "a", "c", LONG).await;
+    let free = calls::release(&mut two, "a", "b", lock.fencing_token).await;
+    calls::expect_error(free, Code::PermissionDenied, "NOT_OWNER");
 }
 
 #[tokio::test(flavor = "multi_thread")]
