@@ -206,3 +206,43 @@ async fn purge_never_takes_a_name_that_was_taken_again_meanwhile() {
     }
     clients.abort_all();
 }
+
+/// A name is taken again between purge's look at it and its deletion: purge is
+/// held up at the name before.
+#[tokio::test]
+async fn purge_judges_a_name_again_under_its_lock() {
+    let database = fresh_database().await;
+    let server = Server::start(&database.url()).await;
+    let mut client = server.client().await;
+    let record = Record::new();
+    for name in ["idle-a", "idle-b", "idle-c"] {
+        record.burst(&mut client, name, 1).await;
+    }
+    let (gate, purge) = tokio::join!(database.client(), database.client());
+    make_idle(&gate, "idle-").await;
+    gate.run(
+        "CREATE FUNCTION public.wait() RETURNS trigger LANGUAGE plpgsql AS
+             'BEGIN PERFORM pg_advisory_xact_lock(1); RETURN OLD; END';
+         CREATE TRIGGER wait BEFORE DELETE ON fencepost.locks FOR EACH ROW
+             WHEN (OLD.resource = 'idle-a') EXECUTE FUNCTION public.wait();
+         SELECT pg_advisory_lock(1)",
+    )
+    .await;
+    let purged = purge.value::<i32>("SELECT purged FROM fencepost.purge_v1('', 500, 60000)");
+    let meanwhile = async {
+        eventually("purge waits at the first name", async || {
+            let waiting = "SELECT count(*) FROM pg_locks
+                            WHERE locktype = 'advisory' AND NOT granted
+                              AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
+            (gate.value::<i64>(waiting).await == 1).then_some(())
+        })
+        .await;
+        let lock = record.granted(&mut client, "idle-b", "next", LONG).await;
+        gate.run("SELECT pg_advisory_unlock(1)").await;
+        lock
+    };
+    let (purged, lock) = tokio::join!(purged, meanwhile);
+    assert_eq!(purged, 2, "the first and the last");
+    let found = calls::get(&mut client, "idle-b").await.unwrap();
+    assert_eq!(found.fencing_token, lock.fencing_token);
+}
