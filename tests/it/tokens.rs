@@ -280,6 +280,17 @@ pub(crate) async fn position(session: &Session) -> i64 {
         .await
 }
 
+/// One page of a purge, as a server sends it, with a retention of one's own.
+/// Returns how many names went.
+pub(crate) async fn purge(session: &Session, retention: Duration) -> i32 {
+    let ms = retention.as_millis();
+    session
+        .value(&format!(
+            "SELECT purged FROM fencepost.purge_v1('', 500, {ms}, clock_timestamp())"
+        ))
+        .await
+}
+
 /// Asserts that a database knows of none of `lost`, and that its sequence would
 /// hand out some of their tokens again.
 pub(crate) async fn assert_forgotten(session: &Session, lost: &[Lock]) {

@@ -8,9 +8,10 @@ use fencepost_support::{
     reason,
     server::Client,
 };
+use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 use tokio::task::JoinSet;
 
-use crate::tokens::{LONG, Record};
+use crate::tokens::{LONG, Record, purge};
 
 const RETENTION: Duration = Duration::from_secs(5);
 
@@ -171,12 +172,11 @@ async fn purge_never_takes_a_name_that_was_taken_again_meanwhile() {
     let database = fresh_database().await;
     let server = Server::start(&database.url()).await;
     let record = Record::new();
-    let purge = async |session: Session| -> i32 {
+    let purge_on = async |session: Session| -> i32 {
         let mut purged = 0;
         let until = Instant::now() + Duration::from_secs(5);
         while Instant::now() < until {
-            let page = "SELECT purged FROM fencepost.purge_v1('', 500, 1)";
-            purged += session.value::<i32>(page).await;
+            purged += purge(&session, Duration::from_millis(1)).await;
         }
         purged
     };
@@ -199,7 +199,7 @@ async fn purge_never_takes_a_name_that_was_taken_again_meanwhile() {
         });
     }
     let (one, two) = (database.client().await, database.client().await);
-    let (one, two) = tokio::join!(purge(one), purge(two));
+    let (one, two) = tokio::join!(purge_on(one), purge_on(two));
     assert!(one > 0 && two > 0, "{one}, {two}");
     if let Some(ended) = clients.try_join_next() {
         ended.unwrap();
@@ -218,7 +218,7 @@ async fn purge_judges_a_name_again_under_its_lock() {
     for name in ["idle-a", "idle-b", "idle-c"] {
         record.burst(&mut client, name, 1).await;
     }
-    let (gate, purge) = tokio::join!(database.client(), database.client());
+    let (gate, session) = tokio::join!(database.client(), database.client());
     make_idle(&gate, "idle-").await;
     gate.run(
         "CREATE FUNCTION public.wait() RETURNS trigger LANGUAGE plpgsql AS
@@ -228,7 +228,7 @@ async fn purge_judges_a_name_again_under_its_lock() {
          SELECT pg_advisory_lock(1)",
     )
     .await;
-    let purged = purge.value::<i32>("SELECT purged FROM fencepost.purge_v1('', 500, 60000)");
+    let purged = purge(&session, Duration::from_secs(60));
     let meanwhile = async {
         eventually("purge waits at the first name", async || {
             let waiting = "SELECT count(*) FROM pg_locks
@@ -245,4 +245,46 @@ async fn purge_judges_a_name_again_under_its_lock() {
     assert_eq!(purged, 2, "the first and the last");
     let found = calls::get(&mut client, "idle-b").await.unwrap();
     assert_eq!(found.fencing_token, lock.fencing_token);
+}
+
+/// A replica that was frozen wakes up with what it believed before, and purges.
+#[tokio::test]
+async fn a_replica_that_was_frozen_takes_no_lease_that_was_renewed_elsewhere() {
+    let database = fresh_database().await;
+    let record = Record::new();
+    let (awake, frozen) = tokio::join!(purging_server(&database), purging_server(&database));
+    let ttl = Duration::from_secs(3);
+    let mut holders = JoinSet::new();
+    let mut leases = Vec::new();
+    for n in 0..10 {
+        // Granted by the one, kept by the other.
+        let name = format!("live-{n}");
+        let mut client = frozen.client().await;
+        let lock = record.granted(&mut client, &name, "holder", ttl).await;
+        let client = awake.client().await;
+        holders.spawn(hold(client, name, "holder", lock.fencing_token, ttl));
+        leases.push(lock);
+    }
+    let seed = rand::rng().random();
+    println!("seed: {seed}");
+    let mut rng = StdRng::seed_from_u64(seed);
+    for _ in 0..4 {
+        frozen.sigstop();
+        tokio::time::sleep(Duration::from_millis(rng.random_range(500..3000))).await;
+        frozen.sigcont();
+        tokio::time::sleep(Duration::from_millis(rng.random_range(0..1500))).await;
+    }
+    frozen.wait_ready().await;
+    while let Some(ended) = holders.try_join_next() {
+        ended.unwrap();
+    }
+    assert!(holders.len() >= 9, "leases expired: a machine too slow");
+    let mut client = awake.client().await;
+    for lock in leases {
+        let found = calls::get(&mut client, &lock.resource).await;
+        if let Ok(found) = found {
+            assert_eq!(found.fencing_token, lock.fencing_token);
+        }
+    }
+    holders.abort_all();
 }

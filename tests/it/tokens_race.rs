@@ -17,7 +17,7 @@ use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 use tokio::task::JoinSet;
 use tonic::Code;
 
-use crate::tokens::{LONG, Record, leaps};
+use crate::tokens::{LONG, Record, leaps, purge};
 
 const CLIENTS: u64 = 16;
 
@@ -159,8 +159,7 @@ async fn tokens_rise_while_the_table_is_purged_and_vacuumed() {
                        FROM generate_series(1, 50) AS i"
                 ))
                 .await;
-            let purge = "SELECT purged FROM fencepost.purge_v1('', 500, 60000)";
-            assert_eq!(session.value::<i32>(purge).await, 50);
+            assert_eq!(purge(&session, Duration::from_secs(60)).await, 50);
             session.run("VACUUM fencepost.locks").await;
             session.run("ANALYZE fencepost.locks").await;
             tokio::time::sleep(Duration::from_millis(20)).await;
