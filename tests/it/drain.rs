@@ -120,6 +120,8 @@ async fn calls_in_flight_are_finished() {
         TcpStream::connect(server.grpc()).await.err()
     })
     .await;
+    // Long after the last idle connection has been closed.
+    tokio::time::sleep(Duration::from_secs(1)).await;
     row.commit().await;
     for call in calls {
         assert_eq!(call.await.unwrap().unwrap().fencing_token, token);
