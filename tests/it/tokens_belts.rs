@@ -1,4 +1,4 @@
-//! The two belts, for what the identity cannot see: a sequence that was set
+//! The three belts, for what the identity cannot see: a sequence that was set
 //! back by hand, as a data-only restore into the same tables does.
 
 use fencepost_support::{Server, calls, postgres::fresh_database};
@@ -41,6 +41,26 @@ async fn a_sequence_behind_the_rows_leaps_by_itself() {
         held.unwrap();
     }
     record.assert_rising();
+}
+
+/// The belt of the leap: no token is below where the last one went. The end of
+/// a plain dump sets the sequence back after a leap in its middle.
+#[tokio::test]
+async fn a_sequence_behind_the_last_leap_leaps_by_itself() {
+    let database = fresh_database().await;
+    let session = database.client().await;
+    let record = Record::new();
+    let server = Server::start(&database.url()).await;
+    let mut client = server.client().await;
+    record.granted(&mut client, "old", "holder", LONG).await;
+    set_back(&session, 1000).await;
+    // It has seen nothing, and no row stands behind a new name.
+    let fresh = Server::start(&database.url()).await;
+    let highest = record.highest();
+    let mut client = fresh.client().await;
+    let lock = record.granted(&mut client, "new", "next", LONG).await;
+    assert!(lock.fencing_token > highest);
+    assert_eq!(leaps(&fresh), 1);
 }
 
 /// The belt of the server: it remembers the highest token that it has seen,

@@ -22,8 +22,8 @@
 //! the ones that the identity row names. Where they are not (a restart, a
 //! promotion, a restore) the statement does nothing, the sequence leaps ahead
 //! of every past there could have been (`leap.sql`), and the statement is
-//! repeated. Two belts: the row refuses a token that is not above its last one,
-//! and a grant whose token is not above all that this replica had seen before
+//! repeated. Three belts: the row refuses a token that is not above its last one,
+//! no token is below where the last leap went, and a grant whose token is not above all that this replica had seen before
 //! it asked is given back, and forces a leap.
 //!
 //! # Callers that go away

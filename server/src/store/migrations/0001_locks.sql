@@ -52,12 +52,15 @@ CREATE TABLE fencepost.identity (
     singleton        boolean     NOT NULL DEFAULT true,
     postmaster_start timestamptz NOT NULL,
     sequence_file    text        NOT NULL,
+    -- Where the last leap went: a smaller token comes from a sequence that was
+    -- set back since, as the end of a plain dump does.
+    first_token      bigint      NOT NULL,
     CONSTRAINT identity_pkey PRIMARY KEY (singleton),
     CONSTRAINT identity_one_row CHECK (singleton)
 );
 
 -- Matches no server, so that a fresh database leaps before its first token.
-INSERT INTO fencepost.identity (postmaster_start, sequence_file) VALUES ('-infinity', '');
+INSERT INTO fencepost.identity (postmaster_start, sequence_file, first_token) VALUES ('-infinity', '', 1);
 
 
 -- Acquire. Looks first and writes only what looks free; each look and each
@@ -78,6 +81,7 @@ BEGIN
     FOR round IN 1..10 LOOP
         SELECT i.postmaster_start = pg_postmaster_start_time()
                    AND i.sequence_file = pg_relation_filepath('fencepost.fencing_tokens') AS identity_holds,
+               i.first_token,
                l.resource IS NOT NULL AS present,
                l.owner, l.released, l.fencing_token, l.acquired_at, l.expires_at, l.renewed, l.request_id, l.labels
           INTO seen
@@ -161,6 +165,10 @@ BEGIN
                   (extract(epoch FROM l.expires_at - clock_timestamp()) * 1000000)::bigint, l.ttl_ms, l.labels
              INTO outcome, owner, fencing_token, acquired_at, expires_at, remaining_us, ttl_ms, labels;
         IF FOUND THEN
+            IF fencing_token < seen.first_token THEN
+                RAISE check_violation USING
+                    MESSAGE = 'the sequence was set back', CONSTRAINT = 'locks_token_rises';
+            END IF;
             RETURN;
         END IF;
     END LOOP;
@@ -376,6 +384,7 @@ BEGIN
     EXECUTE format('ALTER SEQUENCE fencepost.fencing_tokens RESTART WITH %s', to_token);
     UPDATE fencepost.identity AS i
        SET postmaster_start = pg_postmaster_start_time(),
-           sequence_file = pg_relation_filepath('fencepost.fencing_tokens');
+           sequence_file = pg_relation_filepath('fencepost.fencing_tokens'),
+           first_token = to_token;
 END
 $function$;
