@@ -74,8 +74,8 @@ impl Store {
         ask: Acquire,
         deadline: Instant,
     ) -> Result<Acquired, AcquireError> {
-        let inner = Arc::clone(&self.0);
-        self.detach(deadline, Abandoned::Skip, async move {
+        let (inner, name) = (Arc::clone(&self.0), ask.resource.clone());
+        self.detach(&name, deadline, Abandoned::Skip, async move {
             inner.acquire(&ask, deadline).await
         })
         .await

@@ -16,8 +16,8 @@ impl Store {
         resource: Resource,
         deadline: Instant,
     ) -> Result<Lease, GetError> {
-        let inner = Arc::clone(&self.0);
-        self.detach(deadline, Abandoned::Skip, async move {
+        let (inner, name) = (Arc::clone(&self.0), resource.clone());
+        self.detach(&name, deadline, Abandoned::Skip, async move {
             inner.get(&resource, deadline).await
         })
         .await

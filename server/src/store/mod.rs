@@ -58,6 +58,7 @@ mod release;
 mod renew;
 mod row;
 mod statement;
+mod turns;
 
 use std::{
     sync::{
@@ -88,10 +89,11 @@ use self::{
     identity::Identity,
     pool::Pool,
     purge::Watched,
+    turns::Turns,
 };
 use crate::{
     clock::Moment,
-    lock::{FencingToken, Outage},
+    lock::{FencingToken, Outage, Resource},
 };
 
 /// What becomes of a call whose caller leaves before its turn.
@@ -121,9 +123,7 @@ struct Inner {
     watched: Mutex<Watched>,
     /// Bounds the tasks of `tracker`.
     permits: Arc<Semaphore>,
-    /// Calls wait here rather than at the pool: they can leave this queue, and
-    /// it keeps nobody else from a connection.
-    turns: Arc<Semaphore>,
+    turns: Turns,
     tracker: TaskTracker,
 }
 
@@ -135,7 +135,7 @@ impl Store {
         let (calls, probes) = (pool(config.pool_size)?, pool(1)?);
         Ok(Self(Arc::new(Inner {
             permits: Arc::new(Semaphore::new(config.max_in_flight)),
-            turns: Arc::new(Semaphore::new(config.pool_size)),
+            turns: Turns::new(config.pool_size),
             pool: calls,
             probes,
             identity: Identity::default(),
@@ -153,6 +153,7 @@ impl Store {
     /// lost then.
     async fn detach<T, E>(
         &self,
+        resource: &Resource,
         deadline: Instant,
         abandoned: Abandoned,
         work: impl Future<Output = Result<T, E>> + Send + 'static,
@@ -171,13 +172,13 @@ impl Store {
             .try_acquire_owned()
             .map_err(|_| Outage::Overloaded)?;
         let (mut tell, told) = oneshot::channel();
-        let turns = Arc::clone(&self.0.turns);
+        let turn = self.0.turns.take(resource);
         let patience = self.0.config.limits.wait;
         let work = async move {
             let turn = tokio::select! {
                 biased;
                 () = tell.closed(), if abandoned == Abandoned::Skip => return,
-                turn = tokio::time::timeout(patience, turns.acquire_owned()) => turn,
+                turn = tokio::time::timeout(patience, turn) => turn,
             };
             let answer = match turn {
                 Ok(Ok(_turn)) => work.await,

@@ -24,8 +24,8 @@ impl Store {
         ask: Release,
         deadline: Instant,
     ) -> Result<(), ReleaseError> {
-        let inner = Arc::clone(&self.0);
-        self.detach(deadline, Abandoned::Finish, async move {
+        let (inner, name) = (Arc::clone(&self.0), ask.resource.clone());
+        self.detach(&name, deadline, Abandoned::Finish, async move {
             inner.release(&ask, deadline).await
         })
         .await

@@ -30,8 +30,8 @@ pub(crate) struct Renewed {
 impl Store {
     /// Moves the end of a live lease to now + TTL, never to an earlier time.
     pub(crate) async fn renew(&self, ask: Renew, deadline: Instant) -> Result<Renewed, RenewError> {
-        let inner = Arc::clone(&self.0);
-        self.detach(deadline, Abandoned::Skip, async move {
+        let (inner, name) = (Arc::clone(&self.0), ask.resource.clone());
+        self.detach(&name, deadline, Abandoned::Skip, async move {
             inner.renew(&ask, deadline).await
         })
         .await

@@ -1,4 +1,4 @@
-//! Every connection of the pool waits for a row that somebody has locked.
+//! Connections of the pool wait for rows that somebody has locked.
 
 use std::time::{Duration, Instant};
 
@@ -8,9 +8,71 @@ use fencepost_support::{
     eventually,
     postgres::fresh_database,
     row_lock::RowLock,
+    server::Client,
 };
+use tokio::task::JoinSet;
 
-use super::{BOUND, FOLLOW, LONG, RECOVERY, assert_outage, watch::Watch};
+use super::{BOUND, LONG, RECOVERY, assert_outage, watch::Watch};
+
+/// Six tasks that renew a lease until they are told to stop.
+async fn crowd(client: &Client, name: &str) -> JoinSet<()> {
+    let token = granted(&mut client.clone(), name, "holder", LONG)
+        .await
+        .fencing_token;
+    let mut crowd = JoinSet::new();
+    for _ in 0..6 {
+        let (mut client, name) = (client.clone(), name.to_owned());
+        crowd.spawn(async move {
+            loop {
+                let sent = Instant::now();
+                if let Err(status) = renew(&mut client, &name, "holder", token, None).await {
+                    assert_outage(&status);
+                }
+                assert!(sent.elapsed() < BOUND, "{:?}", sent.elapsed());
+            }
+        });
+    }
+    crowd
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_locked_row_leaves_half_of_the_pool_to_the_others() {
+    let database = fresh_database().await;
+    let server = Server::builder(&database.url())
+        .flag("--database-pool-size", "2")
+        .start()
+        .await;
+    server.wait_ready().await;
+    let mut watch = Watch::start(&server).await;
+    let mut client = server.client().await;
+    let mut renewals = crowd(&client, "blocked").await;
+    let row = RowLock::hold(&database.url(), "blocked").await;
+    row.wait_for_waiters(1).await;
+
+    let blocked = Instant::now();
+    let mut others = 0;
+    while blocked.elapsed() < Duration::from_secs(4) {
+        // A name in a thousand would share the lane of the locked one.
+        let name = format!("other-{others}");
+        let sent = Instant::now();
+        granted(&mut client, &name, "owner", LONG).await;
+        assert!(
+            sent.elapsed() < Duration::from_secs(1),
+            "{:?}",
+            sent.elapsed()
+        );
+        others += 1;
+        if others % 100 == 0 {
+            assert!(get(&mut client, &name).await.is_ok());
+        }
+    }
+    println!("one row locked: {others} other names were granted in 4 s");
+    watch.wait_for(true, blocked, RECOVERY).await;
+    row.commit().await;
+    assert!(renewals.try_join_next().is_none());
+    renewals.shutdown().await;
+    watch.assert_sound();
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pool_that_waits_for_rows_answers_the_others_in_time() {
@@ -21,41 +83,26 @@ async fn a_pool_that_waits_for_rows_answers_the_others_in_time() {
         .await;
     server.wait_ready().await;
     let mut watch = Watch::start(&server).await;
-    let mut client = server.client().await;
-    let token = granted(&mut client, "blocked", "holder", LONG)
-        .await
-        .fencing_token;
-    let row = RowLock::hold(&database.url(), "blocked").await;
-
-    // Holders that repeat their renewals keep both connections waiting.
-    let renewals: Vec<_> = (0..6)
-        .map(|_| {
-            let mut client = client.clone();
-            tokio::spawn(async move {
-                loop {
-                    let sent = Instant::now();
-                    match renew(&mut client, "blocked", "holder", token, None).await {
-                        Ok(_) => return,
-                        Err(status) => assert_outage(&status),
-                    }
-                    assert!(sent.elapsed() < BOUND, "{:?}", sent.elapsed());
-                }
-            })
-        })
-        .collect();
-    row.wait_for_waiters(1).await;
+    let client = server.client().await;
+    // Enough names that some have different lanes.
+    let names = ["blocked-0", "blocked-1", "blocked-2", "blocked-3"];
+    let mut crowds = Vec::new();
+    for name in names {
+        crowds.push(crowd(&client, name).await);
+    }
+    let mut rows = Vec::new();
+    for name in names {
+        rows.push(RowLock::hold(&database.url(), name).await);
+    }
     let blocked = Instant::now();
     let admin = database.client().await;
     eventually("both connections wait", async || {
         let waiting = "SELECT count(*) FROM pg_stat_activity
-            WHERE datname = current_database() AND wait_event_type = 'Lock'";
+            WHERE datname = current_database() AND application_name = 'fencepostd'
+              AND wait_event_type = 'Lock'";
         (admin.value::<i64>(waiting).await == 2).then_some(())
     })
     .await;
-
-    // No lock can be taken here, so calls should go elsewhere.
-    let ill = watch.wait_for(false, blocked, FOLLOW).await;
-    println!("pool blocked: not ready after {ill:?}");
 
     // Other names: an answer, or an error in time.
     let mut outcomes = Vec::new();
@@ -64,7 +111,7 @@ async fn a_pool_that_waits_for_rows_answers_the_others_in_time() {
         let (mut a, mut b) = (client.clone(), client.clone());
         let (taken, read) = tokio::join!(
             acquire(&mut a, "other", "owner", LONG),
-            get(&mut b, "blocked")
+            get(&mut b, "blocked-0")
         );
         assert!(sent.elapsed() < BOUND, "{:?}", sent.elapsed());
         for error in [taken.err(), read.err()] {
@@ -78,11 +125,15 @@ async fn a_pool_that_waits_for_rows_answers_the_others_in_time() {
     println!("pool blocked: {failed} of {} calls failed", outcomes.len());
 
     let free = Instant::now();
-    row.commit().await;
-    for renewal in renewals {
-        renewal.await.unwrap();
+    for row in rows {
+        row.commit().await;
     }
-    granted(&mut client, "other", "owner", LONG).await;
+    for mut crowd in crowds {
+        // None has failed: they go on until now.
+        assert!(crowd.try_join_next().is_none());
+        crowd.shutdown().await;
+    }
+    granted(&mut client.clone(), "other", "owner", LONG).await;
     let well = free.elapsed();
     let ready = watch.wait_for(true, free, RECOVERY).await;
     println!("pool blocked: works {well:?} after, ready {ready:?} after");

@@ -1,0 +1,56 @@
+//! Whose turn it is to have a connection.
+//!
+//! Calls wait here rather than at the pool: they can leave this queue, and it
+//! keeps the store's own work from no connection. No resource has more than half
+//! of the turns, so that a row that somebody keeps locked leaves the other half
+//! to the others.
+
+use std::{
+    hash::{BuildHasher as _, RandomState},
+    sync::Arc,
+};
+
+use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
+
+use crate::lock::Resource;
+
+/// Resources share a lane by chance, one in so many.
+const LANES: usize = 256;
+
+pub(super) struct Turns {
+    all: Arc<Semaphore>,
+    lanes: Vec<Arc<Semaphore>>,
+    hasher: RandomState,
+}
+
+/// A turn, given back on drop.
+pub(super) struct Turn {
+    _lane: OwnedSemaphorePermit,
+    _turn: OwnedSemaphorePermit,
+}
+
+impl Turns {
+    pub(super) fn new(connections: usize) -> Self {
+        let lane = || Arc::new(Semaphore::new(connections.div_ceil(2)));
+        Self {
+            all: Arc::new(Semaphore::new(connections)),
+            lanes: std::iter::repeat_with(lane).take(LANES).collect(),
+            hasher: RandomState::new(),
+        }
+    }
+
+    /// Waits for a turn, first among the calls of the same resource.
+    pub(super) fn take(
+        &self,
+        resource: &Resource,
+    ) -> impl Future<Output = Result<Turn, AcquireError>> + Send + 'static {
+        let hash = usize::try_from(self.hasher.hash_one(resource) % LANES as u64).unwrap_or(0);
+        let (lane, all) = (Arc::clone(&self.lanes[hash]), Arc::clone(&self.all));
+        async move {
+            Ok(Turn {
+                _lane: lane.acquire_owned().await?,
+                _turn: all.acquire_owned().await?,
+            })
+        }
+    }
+}
