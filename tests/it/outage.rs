@@ -5,8 +5,9 @@
 //! does not spin. Afterwards all works again without a restart of the server.
 //!
 //! Measured on two busy cores with the default budget of 5 s: readiness follows
-//! a refused connection within 1 s (the pace of the check), and a black hole
-//! within 3 s (the check gives up after 2 s); it returns within 1.5 s.
+//! a database that refuses within 1 s (the pace of the check), and a black hole
+//! or a pool that waits for rows within 3 s (the check gives up after 2 s). It
+//! returns within 2 s once Postgres answers. The slowest call took 4.6 s.
 
 #![expect(
     clippy::print_stdout,
