@@ -45,7 +45,7 @@ fn generator(seed: u64, worker: u64) -> StdRng {
 }
 
 /// Waits until no session of the server is in a transaction or has been busy
-/// for long.
+/// for long, and expects at most the sessions of two servers' pools.
 async fn assert_sessions_rest(url: &str, most: i64) {
     let admin = fencepost_support::postgres::Client::connect(url)
         .await
@@ -57,8 +57,9 @@ async fn assert_sessions_rest(url: &str, most: i64) {
         (admin.value::<i64>(&busy).await == 0).then_some(())
     })
     .await;
+    // Each server has one more, for its health check.
     let sessions: i64 = admin.value(&format!("SELECT count(*) {ours}")).await;
-    assert!(sessions <= most, "{sessions} sessions");
+    assert!(sessions <= most + 2, "{sessions} sessions");
 }
 
 /// Expects another owner to get the lock in about a second.

@@ -6,8 +6,8 @@
 //!
 //! Measured on two busy cores with the default budget of 5 s: readiness follows
 //! a database that refuses within 1 s (the pace of the check), and a black hole
-//! or a pool that waits for rows within 3 s (the check gives up after 2 s). It
-//! returns within 2 s once Postgres answers. The slowest call took 4.6 s.
+//! within 3 s (the check gives up after 2 s). It returns within 2 s once
+//! Postgres answers. The slowest call took 4.6 s.
 
 #![expect(
     clippy::print_stdout,

@@ -99,6 +99,11 @@ impl Watch {
         since.elapsed()
     }
 
+    /// Whether no view has ever said that the server is not ready.
+    pub(super) fn stayed_ready(&self) -> bool {
+        self.ready.has_changed().is_ok_and(|changed| !changed)
+    }
+
     /// Liveness has stayed, every check was prompt, the stream lives.
     #[track_caller]
     pub(super) fn assert_sound(&self) {
