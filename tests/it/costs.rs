@@ -121,8 +121,9 @@ async fn an_acquire_is_one_flush_and_a_refused_one_none() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn renewals_stay_heap_only() {
-    const LOCKS: usize = 60;
-    const ROUNDS: usize = 60;
+    const RENEWERS: usize = 8;
+    const LOCKS: usize = 8;
+    const ROUNDS: usize = 56;
     let database = fresh_database().await;
     let client = database.client().await;
     let server = Server::builder(&database.url())
@@ -130,13 +131,16 @@ async fn renewals_stay_heap_only() {
         .start()
         .await;
     let mut renewers = Vec::new();
-    for n in 0..LOCKS {
+    for renewer in 0..RENEWERS {
         let mut client = server.client().await;
         renewers.push(tokio::spawn(async move {
-            let name = format!("lock {n}");
-            let lock = calls::granted(&mut client, &name, "a", MINUTE).await;
-            for _ in 0..ROUNDS {
-                calls::renew(&mut client, &name, "a", lock.fencing_token, None)
+            let mut locks = Vec::new();
+            for n in 0..LOCKS {
+                let name = format!("lock {renewer} {n}");
+                locks.push(calls::granted(&mut client, &name, "a", MINUTE).await);
+            }
+            for lock in locks.iter().cycle().take(LOCKS * ROUNDS) {
+                calls::renew(&mut client, &lock.resource, "a", lock.fencing_token, None)
                     .await
                     .unwrap();
             }
@@ -150,7 +154,7 @@ async fn renewals_stay_heap_only() {
         let query = format!("SELECT {column} FROM pg_stat_user_tables WHERE relname = 'locks'");
         client.value(&query).await
     };
-    let expected = i64::try_from(LOCKS * ROUNDS).unwrap();
+    let expected = i64::try_from(RENEWERS * LOCKS * ROUNDS).unwrap();
     let all = eventually("the updates are counted", async || {
         let all = updates("n_tup_upd").await;
         (all >= expected).then_some(all)
