@@ -23,11 +23,12 @@ run: ## Build and start the server on a private Postgres (ARGS='--listen ...')
 	@exec deploy/run.sh $(BIN) $(ARGS)
 
 # Tests of the root package get no path to the binaries: they look beside their
-# own executable, so the binaries are built first.
+# own executable, so the binaries are built first. Most tests wait for a TTL or a
+# fault, so more of them run at a time than there are cores.
 test: ## Run the whole suite on a real server and a real Postgres
 	@deploy/setup.sh test
 	cargo build --workspace --bins
-	cargo test --workspace
+	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-6} cargo test --workspace
 
 demo: ## Show a frozen holder's late write being refused, in under a minute
 	@deploy/setup.sh
