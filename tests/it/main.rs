@@ -33,6 +33,7 @@ mod replicas;
 mod row_locks;
 mod secrets;
 mod settings;
+mod stalled;
 mod start;
 mod tokens;
 mod tokens_advance;
