@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use fencepost_proto::v1::reason;
+
 /// Why a call did not succeed. Each displays as one line.
 ///
 /// A lease is over only when it is [`Lost`](Self::Lost). After every other
@@ -21,7 +23,7 @@ pub enum Error {
     /// uses a new id.
     #[error(
         "this request id was used before, and its lease was renewed, released or has expired: \
-         use a new one"
+         use a new one (REQUEST_SPENT)"
     )]
     RequestSpent,
 
@@ -35,7 +37,7 @@ pub enum Error {
 
     /// No server could do it now: unreachable, draining, overloaded, or its
     /// database is away. The call **may have happened**: repeat the same call.
-    #[error("no server available: {detail}")]
+    #[error("not available now: {detail}")]
     Unavailable {
         /// The server's reason or the network's error, for people.
         detail: String,
@@ -106,17 +108,32 @@ pub enum LostReason {
     TokenUnknown,
 }
 
+impl LostReason {
+    /// The reason as the contract spells it, such as `LOCK_EXPIRED`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::NotFound => reason::LOCK_NOT_FOUND,
+            Self::Expired => reason::LOCK_EXPIRED,
+            Self::NotOwner => reason::NOT_OWNER,
+            Self::TokenSuperseded => reason::TOKEN_SUPERSEDED,
+            Self::TokenUnknown => reason::TOKEN_UNKNOWN,
+        }
+    }
+}
+
 impl fmt::Display for LostReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+        let meaning = match self {
             Self::NotFound => "the lease does not exist, or no longer",
             Self::Expired => "the lease has expired",
             Self::NotOwner => "another owner holds the lock",
             Self::TokenSuperseded => "the same owner acquired the lock again, with a newer token",
             Self::TokenUnknown => {
-                "the server does not know this token: a failover forgot the lease"
+                "the server never gave this token, or a failover or a restore forgot its lease"
             }
-        })
+        };
+        write!(f, "{meaning} ({})", self.as_str())
     }
 }
 

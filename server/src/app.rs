@@ -23,7 +23,7 @@ use crate::{
     purge,
     service::{self, health},
     shutdown::{Signal, Signals},
-    store::{self, AdvanceError, Advanced, DatabaseUrl, MigrateError, Store, StoreConfig},
+    store::{self, AdvanceError, Advanced, DatabaseUrl, MigrateError, Schema, Store, StoreConfig},
     telemetry::Chain,
 };
 
@@ -44,8 +44,8 @@ pub(crate) enum AppError {
     Migrate(#[from] MigrateError),
     #[error("tokens were not advanced")]
     Advance(#[from] AdvanceError),
-    #[error("cannot listen on {0}")]
-    Listen(std::net::SocketAddr, #[source] std::io::Error),
+    #[error("cannot listen on {1} ({0})")]
+    Listen(&'static str, std::net::SocketAddr, #[source] std::io::Error),
     #[error("signals cannot be watched")]
     Signals(#[source] std::io::Error),
     #[error("the store cannot be set up")]
@@ -74,6 +74,7 @@ impl AppError {
                 MigrateError::TooOld(_)
                 | MigrateError::NotUtf8(_)
                 | MigrateError::FsyncOff
+                | MigrateError::NoSchema
                 | MigrateError::Pooler => CONFIGURATION,
                 MigrateError::Away(_)
                 | MigrateError::ReadOnly
@@ -106,7 +107,11 @@ struct Database {
 
 impl Database {
     /// Starts the private Postgres if there is one, and brings the schema up to date.
-    async fn open(source: DatabaseSource, config: &StoreConfig) -> Result<Self, AppError> {
+    async fn open(
+        source: DatabaseSource,
+        config: &StoreConfig,
+        schema: Schema,
+    ) -> Result<Self, AppError> {
         let database = match source {
             DatabaseSource::Url(url) => Self { url, private: None },
             DatabaseSource::Private(dir) => {
@@ -118,9 +123,11 @@ impl Database {
                 }
             }
         };
-        match store::migrate(&database.url, config, START_BUDGET).await {
+        match store::migrate(&database.url, config, schema, START_BUDGET).await {
             Ok((before, after)) => {
-                if before != after {
+                if before == after {
+                    tracing::info!(version = after, "schema is up to date");
+                } else {
                     tracing::info!(before, after, "schema migrated");
                 }
                 Ok(database)
@@ -143,7 +150,7 @@ impl Database {
 
 /// `fencepostd migrate`.
 pub(crate) async fn migrate(config: Config) -> Result<(), AppError> {
-    Database::open(config.database, &config.store)
+    Database::open(config.database, &config.store, Schema::Migrate)
         .await?
         .close()
         .await;
@@ -156,7 +163,7 @@ pub(crate) async fn advance_tokens(
     at_least: Option<i64>,
     force: bool,
 ) -> Result<Advanced, AppError> {
-    let database = Database::open(config.database, &config.store).await?;
+    let database = Database::open(config.database, &config.store, Schema::Expect).await?;
     let store = Store::new(&database.url, config.store)?;
     let advanced = store.advance_tokens(at_least, force).await;
     store.drain().await;
@@ -219,13 +226,13 @@ struct Server {
 
 impl Server {
     async fn start(config: Config) -> Result<Self, AppError> {
-        let listener = bind(config.listen).await?;
-        let http_listener = bind(config.http_listen).await?;
+        let listener = bind("--listen", config.listen).await?;
+        let http_listener = bind("--http-listen", config.http_listen).await?;
         let health_listener = match config.health_listen {
-            Some(address) => Some(bind(address).await?),
+            Some(address) => Some(bind("--health-listen", address).await?),
             None => None,
         };
-        let database = Database::open(config.database, &config.store).await?;
+        let database = Database::open(config.database, &config.store, Schema::Migrate).await?;
         let retention = config.store.purge_retention;
         let store = Store::new(&database.url, config.store)?;
 
@@ -235,10 +242,10 @@ impl Server {
         let (reporter, health) = health::channel();
         let grpc = listener
             .local_addr()
-            .map_err(|error| AppError::Listen(config.listen, error))?;
+            .map_err(|error| AppError::Listen("--listen", config.listen, error))?;
         let http = http_listener
             .local_addr()
-            .map_err(|error| AppError::Listen(config.http_listen, error))?;
+            .map_err(|error| AppError::Listen("--http-listen", config.http_listen, error))?;
 
         let mut tasks = JoinSet::new();
         tasks.spawn(named("health watch", watch(store.clone(), closing.clone())));
@@ -316,10 +323,10 @@ impl Server {
     }
 }
 
-async fn bind(address: std::net::SocketAddr) -> Result<TcpListener, AppError> {
+async fn bind(flag: &'static str, address: std::net::SocketAddr) -> Result<TcpListener, AppError> {
     TcpListener::bind(address)
         .await
-        .map_err(|error| AppError::Listen(address, error))
+        .map_err(|error| AppError::Listen(flag, address, error))
 }
 
 async fn named(name: &'static str, task: impl Future<Output = ()>) -> &'static str {

@@ -46,6 +46,8 @@ pub(crate) enum ConfigError {
     DatabaseUrl(#[from] BadDatabaseUrl),
     #[error("--database-url-file cannot be read")]
     DatabaseUrlFile(#[source] std::io::Error),
+    #[error("--pgbouncer needs a database URL")]
+    PgBouncer,
     #[error("--data-dir is needed: neither XDG_STATE_HOME nor HOME is set")]
     NoDataDir,
     #[error("--min-ttl must be at least 1ms and not above --max-ttl")]
@@ -54,9 +56,11 @@ pub(crate) enum ConfigError {
     MaxTtl,
     #[error("--request-timeout must be 100ms to 10m")]
     RequestTimeout,
-    #[error("--purge-retention must be at least ten times --request-timeout and at most ten years")]
+    #[error(
+        "--purge-retention must be at least ten times --request-timeout (5s unless given) and at most ten years"
+    )]
     PurgeRetention,
-    #[error("--drain-timeout must be above --drain-delay")]
+    #[error("--drain-timeout (25s unless given) must be above --drain-delay")]
     DrainTimeout,
 }
 
@@ -98,6 +102,9 @@ impl Config {
             database.data_dir,
             environment,
         )?;
+        if database.pgbouncer && matches!(source, DatabaseSource::Private(_)) {
+            return Err(ConfigError::PgBouncer);
+        }
         Ok(Self {
             listen: serve.listen,
             http_listen: serve.http_listen,

@@ -180,7 +180,7 @@ async fn tokens_ahead_of_the_clock_leap_relatively_and_it_is_logged_as_an_error(
             let lines = server.logs();
             let errors = lines
                 .iter()
-                .filter(|line| line.contains("the leap is relative") && line.contains("ERROR"));
+                .filter(|line| line.contains("leaps are relative") && line.contains("ERROR"));
             (errors.count() >= round).then_some(())
         })
         .await;

@@ -103,8 +103,9 @@ impl Leap {
             tracing::error!(
                 from,
                 to,
-                "fencing tokens are ahead of the database's clock, which is or was wrong: \
-                 the leap is relative and protects less"
+                "fencing tokens are ahead of the database's clock, by a clock that is or was wrong or by \
+                 advance-tokens: until it has caught up, leaps are relative and two failovers in a row \
+                 may give the same tokens"
             );
         } else if leapt && from == 1 {
             tracing::info!(to, "a new database: fencing tokens start here");

@@ -35,7 +35,9 @@ const NEWEST_TESTED: i32 = 159_999;
 /// Why the database cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MigrateError {
-    #[error("the database is away")]
+    #[error("there is no Fencepost schema in this database: is it the right one?")]
+    NoSchema,
+    #[error("the database cannot be connected to")]
     Away(#[source] tokio_postgres::Error),
     #[error("the database is PostgreSQL {0}, and the oldest that is supported is 15")]
     TooOld(i32),
@@ -59,11 +61,20 @@ pub(crate) enum MigrateError {
     Busy,
 }
 
+/// What to do about a schema that is missing or old.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Schema {
+    Migrate,
+    /// It must be there: whoever mends a database has named the wrong one else.
+    Expect,
+}
+
 /// Checks the database and brings its schema up to date, within `budget`.
 /// Returns the schema's version before and after.
 pub(crate) async fn migrate(
     url: &DatabaseUrl,
     config: &StoreConfig,
+    schema: Schema,
     budget: Duration,
 ) -> Result<(i32, i32), MigrateError> {
     let deadline = Instant::now() + budget;
@@ -81,6 +92,13 @@ pub(crate) async fn migrate(
     timeout_at(deadline, check(&connection.client, config))
         .await
         .map_err(|_| MigrateError::TimedOut)??;
+    if schema == Schema::Expect {
+        return match version(&connection.client).await {
+            Ok(0) => Err(MigrateError::NoSchema),
+            Ok(version) => Ok((version, version)),
+            Err(error) => Err(MigrateError::Failed(error)),
+        };
+    }
     let work = async {
         loop {
             if let Some(versions) = try_migrate(&connection.client).await? {

@@ -78,7 +78,7 @@ use tracing::Instrument as _;
 pub(crate) use acquire::{Acquire, Acquired};
 pub(crate) use advance::{AdvanceError, Advanced};
 pub(crate) use config::{BadDatabaseUrl, DatabaseUrl, Limits, StoreConfig, SynchronousCommit};
-pub(crate) use migrate::{MigrateError, migrate};
+pub(crate) use migrate::{MigrateError, Schema, migrate};
 pub(crate) use probe::{Health, Unfit};
 pub(crate) use release::Release;
 pub(crate) use renew::Renew;

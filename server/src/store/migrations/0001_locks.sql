@@ -352,6 +352,8 @@ CREATE FUNCTION fencepost.leap_v1(
 DECLARE
     identity_holds boolean;
     now_token      bigint;
+    -- The largest token that there may have been.
+    past_token     bigint;
 BEGIN
     SELECT i.postmaster_start = pg_postmaster_start_time()
                AND i.sequence_file = pg_relation_filepath('fencepost.fencing_tokens')
@@ -372,15 +374,15 @@ BEGIN
     -- new file, so it must not run where the identity is then left as it is.
     ALTER SEQUENCE fencepost.fencing_tokens NO CYCLE;
     SELECT s.last_value INTO from_token FROM fencepost.fencing_tokens AS s;
-    from_token := greatest(from_token, p_floor);
+    past_token := greatest(from_token, p_floor);
     now_token := floor(extract(epoch FROM clock_timestamp() - timestamptz '2026-01-01 00:00:00+00') * 4194304)::bigint;
     -- Nothing indexes the tokens, so the table is read only where a look at it
     -- matters: a row that is ahead of the clock refuses a smaller token itself.
-    IF p_always OR now_token <= from_token THEN
-        SELECT greatest(from_token, max(l.fencing_token)) INTO from_token FROM fencepost.locks AS l;
+    IF p_always OR now_token <= past_token THEN
+        SELECT greatest(past_token, max(l.fencing_token)) INTO past_token FROM fencepost.locks AS l;
     END IF;
-    clock_behind := now_token <= from_token;
-    to_token := CASE WHEN clock_behind THEN from_token + 268435456 ELSE now_token END;
+    clock_behind := now_token <= past_token;
+    to_token := CASE WHEN clock_behind THEN past_token + 268435456 ELSE now_token END;
     EXECUTE format('ALTER SEQUENCE fencepost.fencing_tokens RESTART WITH %s', to_token);
     UPDATE fencepost.identity AS i
        SET postmaster_start = pg_postmaster_start_time(),
