@@ -43,7 +43,7 @@ fn main() -> ExitCode {
             return code;
         }
     };
-    telemetry::init(cli.log_format, &cli.log);
+    let _log = telemetry::init(cli.log_format, &cli.log);
     let command = cli.command.clone();
     let config = match Config::new(cli, Environment::read()) {
         Ok(config) => config,

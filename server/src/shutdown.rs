@@ -9,7 +9,7 @@ use tokio::signal::unix::{Signal as Stream, SignalKind, signal};
 pub(crate) enum Signal {
     /// SIGTERM: a supervisor's, which may have others to tell first.
     Terminate,
-    /// SIGINT: a person's.
+    /// SIGINT, or SIGHUP: a person's, or that of a terminal that was closed.
     Interrupt,
 }
 
@@ -17,6 +17,7 @@ pub(crate) enum Signal {
 pub(crate) struct Signals {
     terminate: Stream,
     interrupt: Stream,
+    hangup: Stream,
 }
 
 impl Signals {
@@ -24,6 +25,7 @@ impl Signals {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
         })
     }
 
@@ -31,6 +33,7 @@ impl Signals {
         tokio::select! {
             _ = self.terminate.recv() => Signal::Terminate,
             _ = self.interrupt.recv() => Signal::Interrupt,
+            _ = self.hangup.recv() => Signal::Interrupt,
         }
     }
 }

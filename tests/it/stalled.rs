@@ -1,14 +1,20 @@
-//! A synchronous standby that does not answer, and a first host that hangs.
+//! A standby, a host or a reader of the log that does not answer.
 
-use std::time::{Duration, Instant};
+use std::{
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
 
 use fencepost_support::{
     Postgres, Server,
-    calls::{acquire, get, granted},
+    calls::{acquire, get, granted, renew},
     eventually,
-    postgres::Replication,
+    postgres::{Replication, fresh_database},
     proxy::Proxy,
+    server::{Client, binary, endpoint_at},
+    system::free_address,
 };
+use rustix::process::{Pid, Signal, kill_process};
 use tokio::task::JoinSet;
 
 use crate::errors::expect_transient;
@@ -95,4 +101,95 @@ async fn a_host_that_hangs_keeps_no_other_from_being_found() {
     let server = Server::start(&url).await;
     server.wait_ready().await;
     granted(&mut server.client().await, "a", "holder", LONG).await;
+}
+
+/// A frozen primary is left for the one that was promoted, by every connection,
+/// and is not gone back to when it wakes up, undemoted as it is.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_primary_that_wakes_up_after_its_successor_is_not_used_again() {
+    let old = Postgres::start().await;
+    let new = old.standby("next", Replication::Asynchronous).await;
+    let url = format!(
+        "postgresql://postgres@{},{}/postgres",
+        old.address(),
+        new.address()
+    );
+    let server = Server::builder(&url)
+        .flag("--database-pool-size", "4")
+        .start()
+        .await;
+    server.wait_ready().await;
+    let client = server.client().await;
+    let burst = async |round: &str| {
+        let mut calls = JoinSet::new();
+        for n in 0..16 {
+            let (mut client, name) = (client.clone(), format!("{round}-{n}"));
+            calls.spawn(async move { acquire(&mut client, &name, "holder", LONG).await });
+        }
+        calls.join_all().await
+    };
+    assert!(burst("before").await.iter().all(Result::is_ok));
+
+    old.freeze();
+    let frozen = Instant::now();
+    new.promote().await;
+    let mut round = 0;
+    eventually("every call is answered by the new primary", async || {
+        round += 1;
+        let answers = burst(&format!("after-{round}")).await;
+        answers.iter().all(Result::is_ok).then_some(())
+    })
+    .await;
+    println!(
+        "the new primary has taken over after {:?}",
+        frozen.elapsed()
+    );
+    assert!(frozen.elapsed() < Duration::from_secs(15));
+
+    old.thaw();
+    let there = old.admin().await;
+    let here = new.admin().await;
+    for round in 0..20 {
+        let round = format!("awake-{round}");
+        assert!(burst(&round).await.iter().all(Result::is_ok));
+        let count = format!("SELECT count(*) FROM fencepost.locks WHERE resource LIKE '{round}-%'");
+        assert_eq!(there.value::<i64>(&count).await, 0);
+        assert_eq!(here.value::<i64>(&count).await, 16);
+    }
+}
+
+/// A log that nobody reads fills its pipe, and must not stop the server.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_that_nobody_reads_stops_nothing() {
+    let database = fresh_database().await;
+    let (grpc, http) = (free_address(), free_address());
+    let mut server = Command::new(binary())
+        .args(["--database-url", &database.url(), "--log", "debug"])
+        .args([
+            "--listen",
+            &grpc.to_string(),
+            "--http-listen",
+            &http.to_string(),
+        ])
+        .args(["--drain-delay", "0s", "--drain-timeout", "5s"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let channel = eventually("the server listens", async || {
+        endpoint_at(grpc).connect().await.ok()
+    })
+    .await;
+    let mut client = Client::new(channel);
+    let held = granted(&mut client, "held", "holder", LONG).await;
+    // More than a pipe holds, several times over.
+    for _ in 0..3000 {
+        let unknown = held.fencing_token + 1;
+        renew(&mut client, "held", "holder", unknown, None)
+            .await
+            .unwrap_err();
+    }
+    let pid = Pid::from_child(&server);
+    kill_process(pid, Signal::TERM).unwrap();
+    let status = eventually("the server ends", async || server.try_wait().unwrap()).await;
+    assert!(status.success(), "{status}");
 }

@@ -15,7 +15,7 @@ use tonic_types::{ErrorDetails, FieldViolation, StatusExt as _};
 
 use crate::{
     lock::{AcquireError, GetError, Outage, ReleaseError, RenewError, Resource},
-    telemetry::Chain,
+    telemetry::{Chain, Seldom},
 };
 
 /// A row of the error table.
@@ -201,8 +201,13 @@ fn token_unknown(resource: &Resource) -> Status {
 fn outage(outage: &Outage, resource: &Resource) -> Status {
     let answer = match outage {
         Outage::Unavailable(cause) => {
-            // The health of the store is logged when it changes; this is one call.
-            tracing::debug!(error = %Chain(cause.as_ref()), "the store is unavailable");
+            // Health is logged when it changes; this is one call of many.
+            static SELDOM: Seldom = Seldom::new();
+            if SELDOM.passes() {
+                tracing::warn!(error = %Chain(cause.as_ref()), "a call met an unavailable store");
+            } else {
+                tracing::debug!(error = %Chain(cause.as_ref()), "a call met an unavailable store");
+            }
             UNAVAILABLE
         }
         Outage::Deadline => DEADLINE,

@@ -12,17 +12,21 @@ use std::{
     future::poll_fn,
     pin::Pin,
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
 use deadpool_postgres::Connect;
-use tokio::{task::JoinHandle, time::timeout};
+use tokio::{
+    sync::Notify,
+    task::JoinHandle,
+    time::{Instant, timeout},
+};
 use tokio_postgres::{
-    AsyncMessage, Client, Config, Connection, NoTls, Socket, config::TargetSessionAttrs,
-    error::Severity, tls::NoTlsStream,
+    AsyncMessage, Client, Config, Connection, NoTls, SimpleQueryMessage, Socket,
+    config::TargetSessionAttrs, error::Severity, tls::NoTlsStream,
 };
 use tokio_util::task::AbortOnDropHandle;
 
@@ -31,11 +35,25 @@ use crate::telemetry::Chain;
 
 /// Where to connect, and with which settings: one entry for each host of the
 /// URL, in its order.
+///
+/// Shared by all pools: connections to two servers at a time, one of which may
+/// be an old primary that nobody has stopped, would grant a lock twice. So once
+/// one connection meets another running Postgres, all that were made before are
+/// not used again.
 pub(super) struct Hosts {
     hosts: Vec<Config>,
     /// The host that was connected to last.
     preferred: AtomicUsize,
     limit: Duration,
+    met: Mutex<Option<Met>>,
+    let_go: Notify,
+}
+
+/// The running Postgres that was met last.
+struct Met {
+    /// Its start time, as it writes it.
+    postmaster_start: String,
+    since: std::time::Instant,
 }
 
 impl Hosts {
@@ -61,7 +79,50 @@ impl Hosts {
             hosts,
             preferred: AtomicUsize::new(0),
             limit: config.limits.connect,
+            met: Mutex::new(None),
+            let_go: Notify::new(),
         }
+    }
+
+    /// Notes which Postgres a new connection has met.
+    fn meet(&self, postmaster_start: String) {
+        let mut met = self.met();
+        if met
+            .as_ref()
+            .is_some_and(|met| met.postmaster_start == postmaster_start)
+        {
+            return;
+        }
+        if met.is_some() {
+            tracing::warn!(
+                "another Postgres answers, or it restarted: earlier connections are dropped"
+            );
+        }
+        *met = Some(Met {
+            postmaster_start,
+            since: Instant::now().into_std(),
+        });
+        drop(met);
+        self.let_go();
+    }
+
+    /// Whether a connection was made before another Postgres was met.
+    pub(super) fn is_stale(&self, created: std::time::Instant) -> bool {
+        self.met().as_ref().is_some_and(|met| created < met.since)
+    }
+
+    /// Waits for no overdue statement any longer: the database does not answer
+    /// at all, so its sessions are gone, or new ones cannot be had either.
+    pub(super) fn let_go(&self) {
+        self.let_go.notify_waiters();
+    }
+
+    pub(super) async fn told_to_let_go(&self) {
+        self.let_go.notified().await;
+    }
+
+    fn met(&self) -> MutexGuard<'_, Option<Met>> {
+        self.met.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The first of them, for those who want just one.
@@ -185,7 +246,7 @@ impl Settings {
 
 /// Opens connections and watches what comes with them.
 pub(super) struct Connector {
-    hosts: Hosts,
+    hosts: Arc<Hosts>,
     /// Sent once on each new connection.
     greeting: String,
     /// How many WARNINGs came after it.
@@ -193,17 +254,16 @@ pub(super) struct Connector {
 }
 
 impl Connector {
-    pub(super) fn new(hosts: Hosts, config: &StoreConfig, warnings: Arc<AtomicU64>) -> Self {
-        let greeting = if config.pgbouncer {
-            "SELECT 1".to_owned()
-        } else {
+    pub(super) fn new(hosts: Arc<Hosts>, config: &StoreConfig, warnings: Arc<AtomicU64>) -> Self {
+        let mut greeting = String::from("SELECT pg_postmaster_start_time()");
+        if !config.pgbouncer {
             // Unknown before 17, where naming it at start-up would be refused.
-            format!(
-                "SELECT set_config('transaction_timeout', '{}ms', false) \
+            greeting.push_str(&format!(
+                "; SELECT set_config('transaction_timeout', '{}ms', false) \
                  WHERE current_setting('server_version_num')::integer >= 170000",
                 config.limits.patience().as_millis()
-            )
-        };
+            ));
+        }
         Self {
             hosts,
             greeting,
@@ -246,8 +306,13 @@ impl Connect for Connector {
             }));
             // Waits, too, until the greeting's own notices have passed, such as
             // one about collation versions: they are about no commit.
-            client.batch_execute(&self.greeting).await?;
+            let answers = client.simple_query(&self.greeting).await?;
             greeted.store(true, Ordering::Release);
+            let start = answers.iter().find_map(|answer| match answer {
+                SimpleQueryMessage::Row(row) => row.get(0),
+                _ => None,
+            });
+            self.hosts.meet(start.unwrap_or_default().to_owned());
             // From here the pool's wrapper owns it, and aborts it on drop.
             Ok((client, driver.detach()))
         })

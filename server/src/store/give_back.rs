@@ -7,10 +7,9 @@
 //!
 //! An orphan whose grant is known has a row, so it stays in the queue until the
 //! row was seen under its lock. One whose Acquire has an unknown outcome may
-//! still be on its way, or in a commit that waits for its standby: it is looked
-//! for, less and less often, until its row is seen unlocked and no statement of
-//! that age can be under way. Either is dropped when its TTL has passed: the
-//! lease is over.
+//! still be on its way, for as long as a frozen database or a commit that waits
+//! for its standby likes: it is looked for, less and less often. Either is
+//! dropped when its TTL has passed: the lease is over.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -51,8 +50,6 @@ pub(super) struct Orphan {
     attempt: Uuid,
     /// Whether the database said that the lease exists.
     known: bool,
-    /// When no statement that could still create it is on its way.
-    settled: Moment,
     /// When it is over by itself.
     over: Moment,
     /// When to look for it next, and how long to rest after that.
@@ -64,13 +61,11 @@ impl Orphan {
     /// What would be orphaned if the caller left: asked for from now on.
     pub(super) fn new(resource: Resource, attempt: Uuid, ttl: Ttl, limits: &Limits) -> Self {
         let now = Moment::now();
-        let settled = now.after(limits.longest_call());
         Self {
             resource,
             attempt,
             known: true,
-            settled,
-            over: settled.after(ttl.as_duration()),
+            over: now.after(limits.longest_call() + ttl.as_duration()),
             look: now,
             rest: REST,
         }
@@ -92,7 +87,7 @@ impl Orphan {
         match seen {
             Some(true) => true,
             // Somebody else's lease, unless ours is still to come.
-            Some(false) => self.known || Moment::now() > self.settled,
+            Some(false) => self.known,
             // Locked by somebody, or not there.
             None => false,
         }
@@ -151,8 +146,24 @@ impl Returns {
         self.lock().extend(rest.map(Orphan::later));
     }
 
+    /// Rests no longer: the database is back.
+    pub(super) fn look_now(&self) {
+        let now = Moment::now();
+        for orphan in self.lock().iter_mut() {
+            (orphan.look, orphan.rest) = (now, REST);
+        }
+        self.waiting.notify_one();
+    }
+
     fn len(&self) -> usize {
         self.lock().len()
+    }
+
+    /// How many are known to be leases, and how many may be.
+    fn count(&self) -> (usize, usize) {
+        let queue = self.lock();
+        let known = queue.iter().filter(|orphan| orphan.known).count();
+        (known, queue.len() - known)
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, VecDeque<Orphan>> {
@@ -175,12 +186,22 @@ impl Store {
         }
     }
 
-    /// Gives back what is known to be orphaned; called once no more can come.
+    /// Gives back what can be; called once no more can come. Waits for what is
+    /// known to be orphaned, and for what may be while statements are overdue.
     pub(super) async fn give_back_rest(&self) {
+        self.0.returns.look_now();
         loop {
             let progress = self.0.give_back_batch().await;
             let _none_is_out = self.0.returns.batch.lock().await;
-            if !self.0.returns.lock().iter().any(|orphan| orphan.known) {
+            let overdue = self.0.pool.lingering() > 0;
+            let (known, perhaps) = self.0.returns.count();
+            if known == 0 && !progress && (perhaps == 0 || !overdue) {
+                if perhaps > 0 {
+                    tracing::warn!(
+                        perhaps,
+                        "calls without an answer may still become leases that nobody knows of"
+                    );
+                }
                 return;
             }
             if !progress {

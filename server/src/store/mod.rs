@@ -84,6 +84,7 @@ pub(crate) use release::Release;
 pub(crate) use renew::Renew;
 
 use self::{
+    connection::Hosts,
     failure::{Because, Failure},
     give_back::Returns,
     identity::Identity,
@@ -111,6 +112,7 @@ pub(crate) struct Store(Arc<Inner>);
 
 struct Inner {
     config: StoreConfig,
+    hosts: Arc<Hosts>,
     pool: Pool,
     /// One connection that asks how the database is, however busy the others are.
     probes: Pool,
@@ -130,12 +132,15 @@ struct Inner {
 impl Store {
     /// Sets the store up; nothing is connected yet.
     pub(crate) fn new(url: &DatabaseUrl, config: StoreConfig) -> Result<Self, Outage> {
-        let pool =
-            |size| Pool::new(url, &config, size).map_err(|error| Outage::Internal(Box::new(error)));
+        let hosts = Arc::new(Hosts::new(url, &config));
+        let pool = |size| {
+            Pool::new(&hosts, &config, size).map_err(|error| Outage::Internal(Box::new(error)))
+        };
         let (calls, probes) = (pool(config.pool_size)?, pool(1)?);
         Ok(Self(Arc::new(Inner {
             permits: Arc::new(Semaphore::new(config.max_in_flight)),
             turns: Turns::new(config.pool_size),
+            hosts,
             pool: calls,
             probes,
             identity: Identity::default(),

@@ -20,7 +20,7 @@ use std::{
 };
 
 use deadpool_postgres::{Manager, ManagerConfig, Object, RecyclingMethod, Runtime, Timeouts};
-use tokio::{sync::Notify, time::Instant};
+use tokio::time::Instant;
 use tokio_postgres::{
     Client, Row,
     types::{ToSql, Type},
@@ -29,7 +29,7 @@ use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
 
 use super::{
-    config::{DatabaseUrl, StoreConfig},
+    config::StoreConfig,
     connection::{Connector, Hosts, Settings},
     failure::{Because, Failure},
     statement::Statement,
@@ -46,7 +46,7 @@ pub(super) struct Answer {
 }
 
 /// How long the place of a connection with an overdue statement is kept.
-const LONGEST_LINGER: Duration = Duration::from_secs(300);
+const LONGEST_LINGER: Duration = Duration::from_secs(3600);
 
 pub(super) struct Pool {
     connections: deadpool_postgres::Pool,
@@ -56,7 +56,7 @@ pub(super) struct Pool {
     patience: Duration,
     /// Connections with an overdue statement.
     lingering: TaskTracker,
-    let_go: Arc<Notify>,
+    hosts: Arc<Hosts>,
     /// WARNINGs seen on any connection. They are rare, so a statement that
     /// was in flight when one came counts as unknown, whoever it was for.
     warnings: Arc<AtomicU64>,
@@ -64,15 +64,14 @@ pub(super) struct Pool {
 
 impl Pool {
     pub(super) fn new(
-        url: &DatabaseUrl,
+        hosts: &Arc<Hosts>,
         config: &StoreConfig,
         size: usize,
     ) -> Result<Self, deadpool_postgres::BuildError> {
-        let hosts = Hosts::new(url, config);
         let pg = hosts.first();
         let begin = config.pgbouncer.then(|| Settings::new(config).as_begin());
         let warnings = Arc::new(AtomicU64::new(0));
-        let connector = Connector::new(hosts, config, Arc::clone(&warnings));
+        let connector = Connector::new(Arc::clone(hosts), config, Arc::clone(&warnings));
         let manager = Manager::from_connect(
             pg,
             connector,
@@ -94,7 +93,7 @@ impl Pool {
             begin,
             patience: config.limits.patience(),
             lingering: TaskTracker::new(),
-            let_go: Arc::default(),
+            hosts: Arc::clone(hosts),
             warnings,
         })
     }
@@ -109,16 +108,7 @@ impl Pool {
         params: &[Param<'_>],
         deadline: Instant,
     ) -> Result<Answer, Failure> {
-        #[expect(
-            clippy::disallowed_methods,
-            reason = "its one home: the wait is bounded here"
-        )]
-        let taken = self.connections.get();
-        let mut connection = match tokio::time::timeout_at(deadline, taken).await {
-            Ok(Ok(connection)) => Checkout(Some(connection)),
-            Ok(Err(error)) => return Err(Failure::NotSent(Box::new(error))),
-            Err(_) => return Err(Failure::TooLate),
-        };
+        let mut connection = self.check_out(deadline).await?;
         if Instant::now() >= deadline {
             connection.keep();
             return Err(Failure::TooLate);
@@ -160,6 +150,29 @@ impl Pool {
         })
     }
 
+    /// Takes a connection to the Postgres that was met last.
+    async fn check_out(&self, deadline: Instant) -> Result<Checkout, Failure> {
+        loop {
+            #[expect(
+                clippy::disallowed_methods,
+                reason = "its one home: the wait is bounded here"
+            )]
+            let taken = self.connections.get();
+            match tokio::time::timeout_at(deadline, taken).await {
+                Ok(Ok(connection)) => {
+                    let created = Object::metrics(&connection).created;
+                    // Dropped without keep, it does not go back.
+                    let connection = Checkout(Some(connection));
+                    if !self.hosts.is_stale(created) {
+                        return Ok(connection);
+                    }
+                }
+                Ok(Err(error)) => return Err(Failure::NotSent(Box::new(error))),
+                Err(_) => return Err(Failure::TooLate),
+            }
+        }
+    }
+
     /// For an answer that shows its server to be a standby or read-only: after a
     /// switchover, every connection must look for the new primary.
     pub(super) fn read_only(&self) -> Failure {
@@ -178,12 +191,12 @@ impl Pool {
         let Some(connection) = connection.0.take() else {
             return;
         };
-        let let_go = Arc::clone(&self.let_go);
+        let hosts = Arc::clone(&self.hosts);
         self.lingering.spawn(async move {
             // Queued behind the statement, so answered after it.
             let answered = connection.batch_execute("");
             let good = tokio::select! {
-                () = let_go.notified() => false,
+                () = hosts.told_to_let_go() => false,
                 answered = tokio::time::timeout(LONGEST_LINGER, answered) => matches!(answered, Ok(Ok(()))),
             };
             if !good {
@@ -197,12 +210,6 @@ impl Pool {
         self.lingering.len()
     }
 
-    /// Waits for no overdue statement any longer: the database does not answer
-    /// at all, so its sessions are gone, or new ones cannot be had either.
-    pub(super) fn let_go(&self) {
-        self.let_go.notify_waiters();
-    }
-
     fn drop_idle(&self) {
         self.connections.retain(|_, _| false);
     }
@@ -210,7 +217,7 @@ impl Pool {
     pub(super) async fn close(&self) {
         self.connections.close();
         self.lingering.close();
-        self.let_go();
+        self.hosts.let_go();
         self.lingering.wait().await;
     }
 }

@@ -141,7 +141,7 @@ impl Inner {
                     _ => Unfit::Unavailable,
                 };
                 if unfit == Unfit::Unavailable {
-                    self.pool.let_go();
+                    self.hosts.let_go();
                 }
                 if *self.health.borrow() != Health::Unfit(unfit) {
                     tracing::warn!(error = %Chain(&failure), "locks cannot be taken: {unfit}");
@@ -154,6 +154,7 @@ impl Inner {
             .send_if_modified(|now| std::mem::replace(now, health) != health);
         if changed && health == Health::Serving {
             tracing::info!("locks can be taken");
+            self.returns.look_now();
         }
     }
 
