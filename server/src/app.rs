@@ -50,6 +50,8 @@ pub(crate) enum AppError {
     Signals(#[source] std::io::Error),
     #[error("the store cannot be set up")]
     Store(#[from] crate::lock::Outage),
+    #[error("the private Postgres has ended; a new start starts it again")]
+    PrivatePostgresEnded,
     #[error("a task of the server ended by itself: {0}")]
     TaskEnded(&'static str),
 }
@@ -88,6 +90,7 @@ impl AppError {
                 | AdvanceError::Exhausted { .. } => USAGE,
                 AdvanceError::Outage(_) => UNAVAILABLE,
             },
+            Self::PrivatePostgresEnded => UNAVAILABLE,
             Self::Signals(_) | Self::Store(_) | Self::TaskEnded(_) => BUG,
         }
     }
@@ -206,12 +209,18 @@ pub(crate) async fn serve(config: Config) -> Result<(), AppError> {
         name = server.first_end() => {
             tracing::error!(name, "a task ended by itself: draining");
             server.drain(Duration::ZERO).await;
-            Err(AppError::TaskEnded(name))
+            Err(match name {
+                PRIVATE_POSTGRES => AppError::PrivatePostgresEnded,
+                _ => AppError::TaskEnded(name),
+            })
         }
     };
     server.database.close().await;
     ended
 }
+
+/// The task that watches it.
+const PRIVATE_POSTGRES: &str = "private postgres";
 
 struct Server {
     drain_config: DrainConfig,
@@ -265,6 +274,12 @@ impl Server {
             "http",
             logged(http::serve(http_listener, health.clone(), closing.clone())),
         ));
+        if let Some(postgres) = &database.private {
+            // Nobody but us would start it again.
+            let (ended, closing) = (postgres.ended(), closing.clone());
+            let watch = async move { _ = closing.run_until_cancelled(ended).await };
+            tasks.spawn(named(PRIVATE_POSTGRES, watch));
+        }
         if let Some(listener) = health_listener {
             let served = service::serve_health(listener, health.clone(), closing.clone());
             tasks.spawn(named("health port", logged(served)));

@@ -66,6 +66,8 @@ const LOCK_LIMIT: Duration = Duration::from_millis(500);
 const GRACE: Duration = Duration::from_secs(5);
 /// How often a postmaster that somebody else started or stops is looked at.
 const POLL: Duration = Duration::from_millis(100);
+/// How often the postmaster is looked at while the server serves.
+const WATCH: Duration = Duration::from_secs(1);
 /// At most this much of a log is read to find the line that matters.
 const LOG_TAIL: u64 = 64 * 1024;
 
@@ -121,6 +123,16 @@ impl PrivatePostgres {
             self.socket_dir.display(),
             places::PORT
         )
+    }
+
+    /// Ends when Postgres has ended by itself, or was killed.
+    pub(crate) fn ended(&self) -> impl Future<Output = ()> + Send + 'static {
+        let cluster = self.cluster.clone();
+        async move {
+            while !matches!(postmaster::find(&cluster), Ok(None)) {
+                sleep(WATCH).await;
+            }
+        }
     }
 
     /// Stops Postgres, which disconnects every client, and gives up the data

@@ -155,3 +155,26 @@ async fn a_private_postgres_of_a_plain_user() {
     };
     life(home, builder).await;
 }
+
+/// Nobody but the server would start it again, so the server ends, for its
+/// supervisor to start both.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_server_ends_when_its_private_postgres_does() {
+    let mut home = Home::new();
+    let builder = Server::without_database().flag("--data-dir", home.data().to_str().unwrap());
+    let server = builder.clone().start().await;
+    server.wait_ready().await;
+    let ttl = Duration::from_secs(600);
+    let lock = calls::granted(&mut server.client().await, "a", "b", ttl).await;
+    system::signal(home.tie(), Signal::KILL);
+    let status = server.wait_exit().await;
+    assert_eq!(status.code(), Some(69));
+
+    let next = builder.start().await;
+    next.wait_ready().await;
+    home.tie();
+    let found = calls::get(&mut next.client().await, "a").await.unwrap();
+    assert_eq!(found.fencing_token, lock.fencing_token);
+    next.sigterm();
+    assert!(next.wait_exit().await.success());
+}
