@@ -19,6 +19,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     config::{Config, DatabaseSource, DrainConfig},
     http,
+    keep_alive::KeepAlive,
     private_postgres::{PrivatePostgres, PrivatePostgresError},
     purge,
     service::{self, health},
@@ -284,10 +285,14 @@ impl Server {
             let served = service::serve_health(listener, health.clone(), closing.clone());
             tasks.spawn(named("health port", logged(served)));
         }
+        let (keep_alive, schedule) =
+            KeepAlive::new(store.clone(), config.keep_alive, closing.clone());
+        tasks.spawn(named("keep alive", schedule));
         let served = service::serve(
             listener,
             config.service,
             store.clone(),
+            keep_alive,
             health,
             calls.clone(),
             closing.clone(),

@@ -87,6 +87,16 @@ pub(crate) struct ServeArgs {
           global = true)]
     pub(crate) request_timeout: Duration,
 
+    /// How long a KeepAlive stream renews at most. A holder that hangs blocks
+    /// its lock for this long plus one TTL.
+    #[arg(
+        long,
+        env = "FENCEPOST_KEEPALIVE_MAX_DURATION",
+        default_value = "10m",
+        value_parser = humantime::parse_duration
+    )]
+    pub(crate) keepalive_max_duration: Duration,
+
     /// How long a name is kept after its last lease ended.
     #[arg(long, env = "FENCEPOST_PURGE_RETENTION", default_value = "1h", value_parser = humantime::parse_duration)]
     pub(crate) purge_retention: Duration,

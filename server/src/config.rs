@@ -4,6 +4,7 @@ use std::{fs, net::SocketAddr, path::PathBuf, time::Duration};
 
 use crate::{
     args::{Cli, Environment},
+    keep_alive::KeepAliveConfig,
     lock::TtlLimits,
     private_postgres::default_data_dir,
     service::{self, ServiceConfig},
@@ -17,6 +18,7 @@ pub(crate) struct Config {
     pub(crate) http_listen: SocketAddr,
     pub(crate) health_listen: Option<SocketAddr>,
     pub(crate) service: ServiceConfig,
+    pub(crate) keep_alive: KeepAliveConfig,
     pub(crate) database: DatabaseSource,
     pub(crate) store: StoreConfig,
     pub(crate) drain: DrainConfig,
@@ -56,6 +58,8 @@ pub(crate) enum ConfigError {
     MaxTtl,
     #[error("--request-timeout must be 100ms to 10m")]
     RequestTimeout,
+    #[error("--keepalive-max-duration must be at least --min-ttl and at most 1day")]
+    KeepaliveMaxDuration,
     #[error(
         "--purge-retention must be at least ten times --request-timeout (5s unless given) and at most ten years"
     )]
@@ -89,6 +93,9 @@ impl Config {
         if budget < Duration::from_millis(100) || budget > Duration::from_secs(600) {
             return Err(ConfigError::RequestTimeout);
         }
+        if serve.keepalive_max_duration < ttl.min || serve.keepalive_max_duration > DAY {
+            return Err(ConfigError::KeepaliveMaxDuration);
+        }
         // No statement of ours may be alive when a row it knew of goes.
         if serve.purge_retention < budget * 10 || serve.purge_retention > DAY * 3650 {
             return Err(ConfigError::PurgeRetention);
@@ -114,6 +121,10 @@ impl Config {
                 request_timeout: budget,
                 reserved_handles: usize::from(database.database_pool_size)
                     + serve.health_listen.map_or(0, |_| service::PROBES),
+            },
+            keep_alive: KeepAliveConfig {
+                max_duration: serve.keepalive_max_duration,
+                first: budget,
             },
             database: source,
             store: StoreConfig {

@@ -1,7 +1,7 @@
 //! `fencepostd`, the Fencepost lock server: gRPC in front, the PostgreSQL that
 //! its users already run behind.
 //!
-//! Imports follow one direction: `app` → { `service`, `purge` } → `store` →
+//! Imports follow one direction: `app` → { `service`, `keep_alive`, `purge` } → `store` →
 //! `lock`. `lock` knows neither gRPC nor Postgres, `store` alone knows SQL, and
 //! `service` alone knows tonic.
 
@@ -10,6 +10,7 @@ mod args;
 mod clock;
 mod config;
 mod http;
+mod keep_alive;
 mod lock;
 mod private_postgres;
 mod purge;

@@ -49,9 +49,10 @@ pub(crate) enum ReleaseError {
     Outage(#[from] Outage),
 }
 
-/// Why Renew prolonged nothing.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum RenewError {
+/// How a lease ended, for one who still wanted it: there is nothing left to
+/// renew, and its holder must stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Loss {
     #[error("the lock is not held")]
     NotFound,
     #[error("the lease has expired")]
@@ -62,6 +63,13 @@ pub(crate) enum RenewError {
     Superseded,
     #[error("the token is larger than any the store has given")]
     TokenUnknown,
+}
+
+/// Why Renew prolonged nothing.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RenewError {
+    #[error(transparent)]
+    Lost(#[from] Loss),
     #[error(transparent)]
     Outage(#[from] Outage),
 }

@@ -15,7 +15,7 @@ mod names;
 mod token;
 mod ttl;
 
-pub(crate) use errors::{AcquireError, GetError, Outage, ReleaseError, RenewError};
+pub(crate) use errors::{AcquireError, GetError, Loss, Outage, ReleaseError, RenewError};
 pub(crate) use labels::Labels;
 pub(crate) use lease::{Holder, Lease};
 pub(crate) use names::{Owner, RequestId, Resource};

@@ -3,11 +3,13 @@
 use std::time::{Duration, SystemTime};
 
 use fencepost_proto::v1;
+use tokio::time::Instant;
 use tonic::Status;
 use tonic_types::FieldViolation;
 
 use super::status;
 use crate::{
+    keep_alive::{Keep, Kept},
     lock::{
         FencingToken, Holder, Invalid, Labels, Lease, Owner, RequestId, Resource, Ttl, TtlLimits,
     },
@@ -85,6 +87,38 @@ pub(super) fn renew(request: v1::RenewRequest, limits: TtlLimits) -> Result<Rene
     }
 }
 
+pub(super) fn keep_alive(
+    request: v1::KeepAliveRequest,
+    limits: TtlLimits,
+    caller_deadline: Option<Instant>,
+) -> Result<Keep, Status> {
+    let mut fields = Fields::default();
+    let resource = fields.check("resource", Resource::new(request.resource));
+    let owner = fields.check("owner", Owner::new(request.owner));
+    let token = fields.check("fencing_token", FencingToken::new(request.fencing_token));
+    let ttl = fields.check(
+        "ttl",
+        request.ttl.map(|ttl| self::ttl(ttl, limits)).transpose(),
+    );
+    let max_duration = fields.check(
+        "max_duration",
+        request.max_duration.map(max_duration).transpose(),
+    );
+    match (resource, owner, token, ttl, max_duration) {
+        (Some(resource), Some(owner), Some(token), Some(ttl), Some(max_duration)) => Ok(Keep {
+            renew: Renew {
+                resource,
+                owner,
+                token,
+                ttl,
+            },
+            max_duration,
+            caller_deadline,
+        }),
+        _ => fields.refuse(),
+    }
+}
+
 pub(super) fn get(request: v1::GetRequest) -> Result<Resource, Status> {
     let mut fields = Fields::default();
     match fields.check("resource", Resource::new(request.resource)) {
@@ -97,14 +131,24 @@ fn required_ttl(ttl: Option<prost_types::Duration>, limits: TtlLimits) -> Result
     self::ttl(ttl.ok_or_else(|| Invalid("is required".into()))?, limits)
 }
 
-/// prost's own conversion normalises first, and wraps on hostile values.
 fn ttl(ttl: prost_types::Duration, limits: TtlLimits) -> Result<Ttl, Invalid> {
-    match (u64::try_from(ttl.seconds), u32::try_from(ttl.nanos)) {
-        (Ok(seconds), Ok(nanos)) if nanos < 1_000_000_000 => {
-            limits.check(Duration::new(seconds, nanos))
-        }
-        _ => Err(limits.out_of_range()),
-    }
+    limits.check(positive(ttl).ok_or_else(|| limits.out_of_range())?)
+}
+
+/// The server's own limit holds all the same; `stream_remaining` tells it.
+fn max_duration(asked: prost_types::Duration) -> Result<Duration, Invalid> {
+    positive(asked)
+        .filter(|asked| !asked.is_zero())
+        .ok_or_else(|| Invalid("must be above 0".into()))
+}
+
+/// prost's own conversion normalises first, and panics on hostile values.
+fn positive(duration: prost_types::Duration) -> Option<Duration> {
+    let seconds = u64::try_from(duration.seconds).ok()?;
+    let nanos = u32::try_from(duration.nanos)
+        .ok()
+        .filter(|nanos| *nanos < 1_000_000_000)?;
+    Some(Duration::new(seconds, nanos))
 }
 
 /// Claims the grant: nothing may be awaited after this.
@@ -134,6 +178,16 @@ pub(super) fn lock(lease: Lease) -> v1::Lock {
         ttl: Some(duration(lease.ttl)),
         labels: lease.labels.into_entries().into_iter().collect(),
         remaining: Some(duration(lease.deadline.remaining())),
+    }
+}
+
+pub(super) fn kept(kept: &Kept) -> v1::KeepAliveResponse {
+    v1::KeepAliveResponse {
+        lock: Some(lock(kept.lease.clone())),
+        slack: Some(duration(kept.slack)),
+        stream_remaining: Some(duration(
+            kept.ends_at.saturating_duration_since(Instant::now()),
+        )),
     }
 }
 

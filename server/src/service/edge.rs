@@ -24,9 +24,14 @@ use tracing::Instrument as _;
 
 use super::status;
 
-/// When the call is over, as its handler finds it among the extensions.
+/// When a call is over, as its handler finds it among the extensions.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Deadline(pub(super) Instant);
+pub(super) struct Deadline {
+    /// A unary call: the caller's deadline or our budget.
+    pub(super) call: Instant,
+    /// A stream: the caller's deadline alone.
+    pub(super) caller: Option<Instant>,
+}
 
 #[derive(Clone)]
 pub(super) struct EdgeLayer {
@@ -72,13 +77,15 @@ where
     }
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
-        let time = grpc_timeout(request.headers()).map_or(self.settings.budget, |timeout| {
-            timeout
-                .saturating_sub(Duration::from_millis(1))
-                .min(self.settings.budget)
+        let now = Instant::now();
+        let caller = grpc_timeout(request.headers())
+            .map(|timeout| now + timeout.saturating_sub(Duration::from_millis(1)));
+        let budget = now + self.settings.budget;
+        let deadline = caller.map_or(budget, |caller| caller.min(budget));
+        request.extensions_mut().insert(Deadline {
+            call: deadline,
+            caller,
         });
-        let deadline = Instant::now() + time;
-        request.extensions_mut().insert(Deadline(deadline));
         let span = tracing::debug_span!("call", rpc = request.uri().path());
         let token = self.settings.calls.token();
         let answer = self.inner.call(request);

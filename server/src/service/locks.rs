@@ -5,20 +5,24 @@
 
 use fencepost_proto::v1::{self, lock_service_server::LockService};
 use tokio::time::Instant;
-use tokio_stream::Pending;
 use tonic::{Request, Response, Status};
 
-use super::{convert, edge::Deadline, status};
-use crate::{lock::TtlLimits, store::Store};
+use super::{convert, edge::Deadline, keep_alive_stream::KeepAliveStream, status};
+use crate::{keep_alive::KeepAlive, lock::TtlLimits, store::Store};
 
 pub(super) struct Locks {
     store: Store,
+    keep_alive: KeepAlive,
     ttl: TtlLimits,
 }
 
 impl Locks {
-    pub(super) fn new(store: Store, ttl: TtlLimits) -> Self {
-        Self { store, ttl }
+    pub(super) fn new(store: Store, keep_alive: KeepAlive, ttl: TtlLimits) -> Self {
+        Self {
+            store,
+            keep_alive,
+            ttl,
+        }
     }
 }
 
@@ -27,7 +31,7 @@ fn deadline<T>(request: &Request<T>) -> Instant {
     request
         .extensions()
         .get::<Deadline>()
-        .map_or_else(Instant::now, |deadline| deadline.0)
+        .map_or_else(Instant::now, |deadline| deadline.call)
 }
 
 #[tonic::async_trait]
@@ -90,12 +94,21 @@ impl LockService for Locks {
         }
     }
 
-    type KeepAliveStream = Pending<Result<v1::KeepAliveResponse, Status>>;
+    type KeepAliveStream = KeepAliveStream;
 
     async fn keep_alive(
         &self,
-        _request: Request<v1::KeepAliveRequest>,
-    ) -> Result<Response<Self::KeepAliveStream>, Status> {
-        Err(status::unimplemented())
+        request: Request<v1::KeepAliveRequest>,
+    ) -> Result<Response<KeepAliveStream>, Status> {
+        let caller = request
+            .extensions()
+            .get::<Deadline>()
+            .and_then(|deadline| deadline.caller);
+        let keep = convert::keep_alive(request.into_inner(), self.ttl, caller)?;
+        let resource = keep.renew.resource.clone();
+        match self.keep_alive.open(keep).await {
+            Ok(state) => Ok(Response::new(KeepAliveStream::new(resource, state))),
+            Err(outage) => Err(status::keep_alive(outage, &resource)),
+        }
     }
 }

@@ -9,6 +9,7 @@ mod convert;
 mod edge;
 pub(crate) mod health;
 mod incoming;
+mod keep_alive_stream;
 mod locks;
 mod status;
 
@@ -25,7 +26,7 @@ use self::{
     incoming::{Incoming, room},
     locks::Locks,
 };
-use crate::{lock::TtlLimits, store::Store, telemetry::Chain};
+use crate::{keep_alive::KeepAlive, lock::TtlLimits, store::Store, telemetry::Chain};
 
 /// The largest request: the largest valid one is far smaller.
 const MAX_MESSAGE: usize = 64 * 1024;
@@ -51,11 +52,12 @@ pub(crate) async fn serve(
     listener: TcpListener,
     config: ServiceConfig,
     store: Store,
+    keep_alive: KeepAlive,
     health: HealthService,
     calls: TaskTracker,
     closing: CancellationToken,
 ) -> Result<(), tonic::transport::Error> {
-    let locks = LockServiceServer::new(Locks::new(store, config.ttl))
+    let locks = LockServiceServer::new(Locks::new(store, keep_alive, config.ttl))
         .max_decoding_message_size(MAX_MESSAGE);
     let reflection = || {
         tonic_reflection::server::Builder::configure()

@@ -14,7 +14,8 @@ use tonic::{Code, Status, metadata::MetadataValue};
 use tonic_types::{ErrorDetails, FieldViolation, StatusExt as _};
 
 use crate::{
-    lock::{AcquireError, GetError, Outage, ReleaseError, RenewError, Resource},
+    keep_alive::End,
+    lock::{AcquireError, GetError, Loss, Outage, ReleaseError, RenewError, Resource},
     telemetry::{Chain, Seldom},
 };
 
@@ -52,6 +53,12 @@ const DRAINING: Answer = Answer {
     code: Code::Unavailable,
     reason: reason::DRAINING,
     message: "this server is stopping, repeat the call elsewhere",
+    retry: SOON,
+};
+const REOPEN: Answer = Answer {
+    code: Code::Unavailable,
+    reason: "REOPEN",
+    message: "the stream's time is over, open the next one",
     retry: SOON,
 };
 const OVERLOADED: Answer = Answer {
@@ -174,12 +181,34 @@ pub(super) fn release(error: ReleaseError, resource: &Resource) -> Status {
 
 pub(super) fn renew(error: RenewError, resource: &Resource) -> Status {
     match error {
-        RenewError::NotFound => NOT_FOUND.status(Some(resource)),
-        RenewError::Expired => EXPIRED.status(Some(resource)),
-        RenewError::NotOwner => NOT_OWNER.status(Some(resource)),
-        RenewError::Superseded => SUPERSEDED.status(Some(resource)),
-        RenewError::TokenUnknown => token_unknown(resource),
+        RenewError::Lost(loss) => lost(loss, resource),
         RenewError::Outage(outage) => self::outage(&outage, resource),
+    }
+}
+
+fn lost(loss: Loss, resource: &Resource) -> Status {
+    match loss {
+        Loss::NotFound => NOT_FOUND.status(Some(resource)),
+        Loss::Expired => EXPIRED.status(Some(resource)),
+        Loss::NotOwner => NOT_OWNER.status(Some(resource)),
+        Loss::Superseded => SUPERSEDED.status(Some(resource)),
+        Loss::TokenUnknown => token_unknown(resource),
+    }
+}
+
+/// A stream that could not be opened.
+pub(super) fn keep_alive(outage: Outage, resource: &Resource) -> Status {
+    self::outage(&outage, resource)
+}
+
+/// The end of a stream: never OK.
+pub(super) fn end(end: End, resource: &Resource) -> Status {
+    match end {
+        End::Lost(loss) => lost(loss, resource),
+        End::Unavailable => UNAVAILABLE.status(Some(resource)),
+        End::Reopen => REOPEN.status(Some(resource)),
+        End::Deadline => DEADLINE.status(Some(resource)),
+        End::Draining => DRAINING.status(Some(resource)),
     }
 }
 
@@ -224,11 +253,6 @@ fn outage(outage: &Outage, resource: &Resource) -> Status {
 /// The call's time is over.
 pub(super) fn deadline() -> Status {
     DEADLINE.status(None)
-}
-
-/// KeepAlive is not there yet.
-pub(super) fn unimplemented() -> Status {
-    Status::unimplemented("KeepAlive is not implemented")
 }
 
 /// A health check names a service that this server does not have.

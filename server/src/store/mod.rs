@@ -81,7 +81,7 @@ pub(crate) use config::{BadDatabaseUrl, DatabaseUrl, Limits, StoreConfig, Synchr
 pub(crate) use migrate::{MigrateError, Schema, migrate};
 pub(crate) use probe::{Health, Unfit};
 pub(crate) use release::Release;
-pub(crate) use renew::Renew;
+pub(crate) use renew::{Renew, Renewal, Renewed};
 
 use self::{
     connection::Hosts,
@@ -116,6 +116,8 @@ struct Inner {
     pool: Pool,
     /// One connection that asks how the database is, however busy the others are.
     probes: Pool,
+    /// One connection for the renewals of all streams.
+    renewals: Pool,
     identity: Identity,
     returns: Returns,
     /// The highest token this replica has seen.
@@ -136,13 +138,14 @@ impl Store {
         let pool = |size| {
             Pool::new(&hosts, &config, size).map_err(|error| Outage::Internal(Box::new(error)))
         };
-        let (calls, probes) = (pool(config.pool_size)?, pool(1)?);
+        let (calls, probes, renewals) = (pool(config.pool_size)?, pool(1)?, pool(1)?);
         Ok(Self(Arc::new(Inner {
             permits: Arc::new(Semaphore::new(config.max_in_flight)),
             turns: Turns::new(config.pool_size),
             hosts,
             pool: calls,
             probes,
+            renewals,
             identity: Identity::default(),
             returns: Returns::default(),
             highest: AtomicI64::new(0),
@@ -213,6 +216,7 @@ impl Store {
         self.give_back_rest().await;
         self.0.pool.close().await;
         self.0.probes.close().await;
+        self.0.renewals.close().await;
     }
 }
 

@@ -1,13 +1,24 @@
-//! Renew: a later end for a live lease.
+//! Renew: a later end for a live lease, for one caller or for many streams.
+//!
+//! Renewals of many leases go in one statement on a connection of their own,
+//! so that no flood of other calls delays them. A row that somebody else has
+//! locked is passed over there and goes singly, where a wait delays nobody.
 
 use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
+use tokio_postgres::Row;
 
 use super::{
-    Abandoned, Inner, Store, failure::Failure, rest_before_retry, row, statement, unknown_outcome,
+    Abandoned, Inner, Store,
+    failure::Failure,
+    pool::{Answer, Pool},
+    rest_before_retry, row, statement,
 };
-use crate::lock::{FencingToken, Lease, Outage, Owner, RenewError, Resource, Ttl};
+use crate::{
+    clock::Moment,
+    lock::{FencingToken, Lease, Loss, Outage, Owner, RenewError, Resource, Ttl},
+};
 
 /// What Renew asks for.
 #[derive(Debug, Clone)]
@@ -27,6 +38,16 @@ pub(crate) struct Renewed {
     pub(crate) slack: Duration,
 }
 
+/// What came of one renewal among many.
+#[derive(Debug)]
+pub(crate) enum Renewal {
+    Renewed(Renewed),
+    /// No verdict, or one that ends the lease.
+    Failed(RenewError),
+    /// Somebody else has locked the row: renew it singly.
+    Locked,
+}
+
 impl Store {
     /// Moves the end of a live lease to now + TTL, never to an earlier time.
     pub(crate) async fn renew(&self, ask: Renew, deadline: Instant) -> Result<Renewed, RenewError> {
@@ -36,6 +57,26 @@ impl Store {
         })
         .await
     }
+
+    /// Renews many leases of different resources in one statement. The answer
+    /// has one entry for each, in order.
+    ///
+    /// Not detached: its caller is the one task that renews for all streams.
+    pub(crate) async fn renew_all(&self, asks: &[Renew]) -> Result<Vec<Renewal>, Outage> {
+        let deadline = Instant::now() + self.0.config.limits.statement;
+        match self
+            .0
+            .send_renew(&self.0.renewals, asks, true, deadline)
+            .await
+        {
+            Ok(renewals) => Ok(renewals),
+            // One of them may be the cause, and must not stop the others.
+            Err(Failure::Conflict(_) | Failure::Refused(_)) => {
+                Ok(asks.iter().map(|_| Renewal::Locked).collect())
+            }
+            Err(failure) => Err(failure.into()),
+        }
+    }
 }
 
 impl Inner {
@@ -43,8 +84,13 @@ impl Inner {
         let mut tries = 0;
         loop {
             tries += 1;
-            match self.try_renew(ask, deadline).await {
-                Ok(verdict) => return verdict,
+            let asks = std::slice::from_ref(ask);
+            match self.send_renew(&self.pool, asks, false, deadline).await {
+                Ok(renewals) => match renewals.into_iter().next() {
+                    Some(Renewal::Renewed(renewed)) => return Ok(renewed),
+                    Some(Renewal::Failed(error)) => return Err(error),
+                    Some(Renewal::Locked) | None => return Err(super::unknown_outcome().into()),
+                },
                 Err(failure @ Failure::Conflict(_)) => {
                     if !rest_before_retry(self, &failure, tries, deadline).await {
                         return Err(Outage::from(failure).into());
@@ -55,26 +101,31 @@ impl Inner {
         }
     }
 
-    async fn try_renew(
+    async fn send_renew(
         &self,
-        ask: &Renew,
+        pool: &Pool,
+        asks: &[Renew],
+        skip_locked: bool,
         deadline: Instant,
-    ) -> Result<Result<Renewed, RenewError>, Failure> {
-        let answer = self
-            .pool
-            .run(
-                &statement::RENEW,
-                &[
-                    &ask.resource.as_str(),
-                    &ask.owner.as_str(),
-                    &ask.token.get(),
-                    &ask.ttl.map(Ttl::millis),
-                ],
-                deadline,
-            )
-            .await?;
-        let row = row::only(&answer.rows)?;
-        let refused = match row::column(row, "outcome")? {
+    ) -> Result<Vec<Renewal>, Failure> {
+        let resources: Vec<&str> = asks.iter().map(|ask| ask.resource.as_str()).collect();
+        let owners: Vec<&str> = asks.iter().map(|ask| ask.owner.as_str()).collect();
+        let tokens: Vec<i64> = asks.iter().map(|ask| ask.token.get()).collect();
+        let ttls: Vec<Option<i64>> = asks.iter().map(|ask| ask.ttl.map(Ttl::millis)).collect();
+        let params: [super::pool::Param<'_>; 5] =
+            [&resources, &owners, &tokens, &ttls, &skip_locked];
+        let Answer { rows, sent } = pool.run(&statement::RENEW, &params, deadline).await?;
+        if rows.len() != asks.len() {
+            return Err(Failure::unknown("not every renewal was answered"));
+        }
+        asks.iter()
+            .zip(&rows)
+            .map(|(ask, row)| self.judge_renewal(ask, row, sent))
+            .collect()
+    }
+
+    fn judge_renewal(&self, ask: &Renew, row: &Row, sent: Moment) -> Result<Renewal, Failure> {
+        let refused: RenewError = match row::column(row, "outcome")? {
             "renewed" => {
                 let lease = Lease {
                     resource: ask.resource.clone(),
@@ -82,26 +133,28 @@ impl Inner {
                     token: ask.token,
                     acquired_at: row::column(row, "acquired_at")?,
                     expires_at: row::column(row, "expires_at")?,
-                    deadline: answer.sent.after(row::remaining(row)?),
+                    deadline: sent.after(row::remaining(row)?),
                     ttl: row::ttl(row)?,
                     labels: row::labels(row)?,
                 };
                 if lease.deadline.remaining().is_zero() {
-                    return Err(Failure::unknown("the renewal came back with no time left"));
+                    let late = Failure::unknown("the renewal came back with no time left");
+                    return Ok(Renewal::Failed(Outage::from(late).into()));
                 }
                 self.saw(lease.token);
-                return Ok(Ok(Renewed {
+                return Ok(Renewal::Renewed(Renewed {
                     lease,
                     slack: row::micros(row, "slack_us")?,
                 }));
             }
-            "not_found" => RenewError::NotFound,
-            "expired" => RenewError::Expired,
-            "not_owner" => RenewError::NotOwner,
-            "superseded" => RenewError::Superseded,
-            "token_unknown" => RenewError::TokenUnknown,
-            _ => unknown_outcome().into(),
+            "locked" => return Ok(Renewal::Locked),
+            "not_found" => Loss::NotFound.into(),
+            "expired" => Loss::Expired.into(),
+            "not_owner" => Loss::NotOwner.into(),
+            "superseded" => Loss::Superseded.into(),
+            "token_unknown" => Loss::TokenUnknown.into(),
+            _ => super::unknown_outcome().into(),
         };
-        Ok(Err(refused))
+        Ok(Renewal::Failed(refused))
     }
 }

@@ -23,7 +23,11 @@ macro_rules! statement {
 }
 
 statement!(ACQUIRE, "acquire", [TEXT, TEXT, TEXT, UUID, INT8, JSONB]);
-statement!(RENEW, "renew", [TEXT, TEXT, INT8, INT8]);
+statement!(
+    RENEW,
+    "renew",
+    [TEXT_ARRAY, TEXT_ARRAY, INT8_ARRAY, INT8_ARRAY, BOOL]
+);
 statement!(RELEASE, "release", [TEXT, TEXT, INT8]);
 statement!(GET, "get", [TEXT]);
 statement!(GIVE_BACK, "give_back", [TEXT_ARRAY, UUID_ARRAY]);

@@ -177,14 +177,17 @@ END
 $function$;
 
 
--- Renew. Locks first, then judges by one read of the clock. p_ttl_ms is null
--- for the lease's own TTL.
+-- Renew, one lease or many. Locks a row first, then judges it by one read of the
+-- clock. A null TTL stands for the lease's own. With p_skip_locked a row that
+-- somebody else has locked is passed over, so that one row never delays the
+-- others; without, it is waited for.
 --
--- outcome: renewed | not_found | expired | not_owner | superseded | token_unknown
+-- outcome: renewed | locked | not_found | expired | not_owner | superseded | token_unknown
 CREATE FUNCTION fencepost.renew_v1(
-    p_resource text, p_owner text, p_token bigint, p_ttl_ms bigint,
-    OUT outcome text, OUT acquired_at timestamptz, OUT expires_at timestamptz,
-    OUT remaining_us bigint, OUT slack_us bigint, OUT ttl_ms bigint, OUT labels jsonb
+    p_resources text[], p_owners text[], p_tokens bigint[], p_ttls_ms bigint[], p_skip_locked boolean
+) RETURNS TABLE (
+    place integer, outcome text, acquired_at timestamptz, expires_at timestamptz,
+    remaining_us bigint, slack_us bigint, ttl_ms bigint, labels jsonb
 ) LANGUAGE plpgsql VOLATILE AS $function$
 #variable_conflict use_column
 DECLARE
@@ -192,41 +195,54 @@ DECLARE
     t       timestamptz;
     is_live boolean;
 BEGIN
-    SELECT l.owner, l.released, l.fencing_token, l.ttl_ms, l.acquired_at, l.expires_at, l.labels
-      INTO held
-      FROM fencepost.locks AS l
-     WHERE l.resource = p_resource
-       FOR UPDATE;
-    IF NOT FOUND THEN
-        outcome := 'not_found';
-        RETURN;
-    END IF;
-    t := clock_timestamp();
-    is_live := NOT held.released AND held.expires_at > t;
+    FOR n IN 1..cardinality(p_resources) LOOP
+        place := n;
+        IF p_skip_locked THEN
+            SELECT l.owner, l.released, l.fencing_token, l.ttl_ms, l.acquired_at, l.expires_at, l.labels
+              INTO held
+              FROM fencepost.locks AS l
+             WHERE l.resource = p_resources[n]
+               FOR UPDATE SKIP LOCKED;
+        ELSE
+            SELECT l.owner, l.released, l.fencing_token, l.ttl_ms, l.acquired_at, l.expires_at, l.labels
+              INTO held
+              FROM fencepost.locks AS l
+             WHERE l.resource = p_resources[n]
+               FOR UPDATE;
+        END IF;
+        IF NOT FOUND THEN
+            -- Not there, or passed over.
+            PERFORM FROM fencepost.locks AS l WHERE p_skip_locked AND l.resource = p_resources[n];
+            outcome := CASE WHEN FOUND THEN 'locked' ELSE 'not_found' END;
+            RETURN NEXT;
+            CONTINUE;
+        END IF;
+        t := clock_timestamp();
+        is_live := NOT held.released AND held.expires_at > t;
 
-    outcome := CASE
-        WHEN p_token > held.fencing_token                         THEN 'token_unknown'
-        WHEN is_live AND held.owner <> p_owner                    THEN 'not_owner'
-        WHEN is_live AND p_token < held.fencing_token             THEN 'superseded'
-        WHEN is_live                                              THEN 'renewed'
-        WHEN NOT held.released AND held.owner = p_owner
-             AND p_token = held.fencing_token                     THEN 'expired'
-        ELSE 'not_found'
-    END;
-    IF outcome <> 'renewed' THEN
-        RETURN;
-    END IF;
-
-    acquired_at := held.acquired_at;
-    labels := held.labels;
-    ttl_ms := coalesce(p_ttl_ms, held.ttl_ms);
-    slack_us := (extract(epoch FROM held.expires_at - t) * 1000000)::bigint;
-    -- Never shortened: a holder counts on what it was told.
-    expires_at := greatest(held.expires_at, t + make_interval(secs => ttl_ms / 1000.0));
-    UPDATE fencepost.locks AS l
-       SET expires_at = renew_v1.expires_at, ttl_ms = renew_v1.ttl_ms, renewed = true
-     WHERE l.resource = p_resource;
-    remaining_us := (extract(epoch FROM expires_at - clock_timestamp()) * 1000000)::bigint;
+        outcome := CASE
+            WHEN p_tokens[n] > held.fencing_token               THEN 'token_unknown'
+            WHEN is_live AND held.owner <> p_owners[n]          THEN 'not_owner'
+            WHEN is_live AND p_tokens[n] < held.fencing_token   THEN 'superseded'
+            WHEN is_live                                        THEN 'renewed'
+            WHEN NOT held.released AND held.owner = p_owners[n]
+                 AND p_tokens[n] = held.fencing_token           THEN 'expired'
+            ELSE 'not_found'
+        END;
+        IF outcome = 'renewed' THEN
+            acquired_at := held.acquired_at;
+            labels := held.labels;
+            ttl_ms := coalesce(p_ttls_ms[n], held.ttl_ms);
+            slack_us := (extract(epoch FROM held.expires_at - t) * 1000000)::bigint;
+            -- Never shortened: a holder counts on what it was told.
+            expires_at := greatest(held.expires_at, t + make_interval(secs => ttl_ms / 1000.0));
+            UPDATE fencepost.locks AS l
+               SET expires_at = renew_v1.expires_at, ttl_ms = renew_v1.ttl_ms, renewed = true
+             WHERE l.resource = p_resources[n];
+            remaining_us := (extract(epoch FROM expires_at - clock_timestamp()) * 1000000)::bigint;
+        END IF;
+        RETURN NEXT;
+    END LOOP;
 END
 $function$;
 

@@ -1,2 +1,2 @@
-SELECT outcome, acquired_at, expires_at, remaining_us, slack_us, ttl_ms, labels
-  FROM fencepost.renew_v1($1, $2, $3, $4)
+SELECT place, outcome, acquired_at, expires_at, remaining_us, slack_us, ttl_ms, labels
+  FROM fencepost.renew_v1($1, $2, $3, $4, $5)
