@@ -13,7 +13,7 @@ use std::{
 
 use fencepost_proto::v1::lock_service_client::LockServiceClient;
 use tokio::time::{Instant, sleep, timeout};
-use tonic::{Request, Response, Status, transport::Channel};
+use tonic::{Request, Response, Status, Streaming, transport::Channel};
 use tonic_types::StatusExt as _;
 
 use crate::{
@@ -64,6 +64,37 @@ impl Servers {
             channels,
             preferred: AtomicUsize::new(0),
         }
+    }
+
+    /// Opens a stream with `method` at the first endpoint that takes it. Only the
+    /// opening has a time limit.
+    pub(crate) async fn open<Q: Clone, A>(
+        &self,
+        budget: Duration,
+        message: Q,
+        method: impl AsyncFn(Stub, Request<Q>) -> Result<Response<Streaming<A>>, Status>,
+    ) -> Result<(Streaming<A>, Instant), Error> {
+        let deadline = Instant::now() + budget;
+        let first = self.preferred.load(Ordering::Relaxed);
+        let mut last = Error::TimedOut;
+        for attempt in 0..self.channels.len() {
+            let index = (first + attempt) % self.channels.len();
+            let limit = share(deadline, self.channels.len() - attempt);
+            let asked = Instant::now();
+            let stub = Stub::new(self.channels[index].clone());
+            match timeout(limit, method(stub, Request::new(message.clone()))).await {
+                Ok(Ok(response)) => {
+                    self.preferred.store(index, Ordering::Relaxed);
+                    return Ok((response.into_inner(), asked));
+                }
+                Ok(Err(status)) => last = decode(&status),
+                Err(_elapsed) => last = Error::TimedOut,
+            }
+            if !last.is_transient() {
+                break;
+            }
+        }
+        Err(last)
     }
 
     /// Calls `method` with `message` until it is answered, fails for good, or

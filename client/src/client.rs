@@ -6,8 +6,8 @@ use fencepost_proto::v1;
 use uuid::Uuid;
 
 use crate::{
-    Acquisition, EndpointsError, Error, FieldViolation, Lock, LostReason, call::Servers, endpoints,
-    lock,
+    Acquisition, EndpointsError, Error, FieldViolation, KeepAlive, KeepAliveOptions, Lock,
+    LostReason, call::Servers, endpoints, lock,
 };
 
 /// Longer budgets count as this one.
@@ -157,6 +157,36 @@ impl Client {
             Err(failure) if failure.maybe_done_before && is_not_found(&failure.error) => Ok(()),
             Err(failure) => Err(failure.error),
         }
+    }
+
+    /// Opens a stream that renews the lease until the stream's own time is over.
+    /// It is opened once, at the first server that takes it.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Self::acquire). That the lease is over is said by
+    /// [`KeepAlive::next`].
+    pub async fn keep_alive(
+        &self,
+        resource: &str,
+        owner: &str,
+        fencing_token: i64,
+        options: KeepAliveOptions,
+    ) -> Result<KeepAlive, Error> {
+        let request = v1::KeepAliveRequest {
+            resource: resource.to_owned(),
+            owner: owner.to_owned(),
+            fencing_token,
+            ttl: options.ttl.map(proto_ttl).transpose()?,
+            max_duration: options.max_duration.map(proto_ttl).transpose()?,
+        };
+        let (messages, asked) = self
+            .servers
+            .open(self.timeout, request, async |mut stub, request| {
+                stub.keep_alive(request).await
+            })
+            .await?;
+        Ok(KeepAlive::new(messages, asked))
     }
 
     /// Looks at the lock: its live lease, or `None` when it is free. A caller

@@ -37,9 +37,11 @@ mod clock;
 mod decode;
 mod endpoints;
 mod error;
+mod keep_alive;
 mod lock;
 
 pub use client::{AcquireOptions, Client};
 pub use endpoints::{EndpointProblem, EndpointsError};
 pub use error::{Error, FieldViolation, LostReason};
+pub use keep_alive::{KeepAlive, KeepAliveOptions, Renewal};
 pub use lock::{Acquisition, Holder, Lock};

@@ -97,7 +97,7 @@ pub(crate) fn acquisition(
     }))
 }
 
-fn duration(
+pub(crate) fn duration(
     duration: Option<prost_types::Duration>,
     field: &'static str,
 ) -> Result<Duration, Error> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use humantime::parse_duration;
 
-use crate::{acquire, get, output::Format, release, renew};
+use crate::{acquire, get, keepalive, output::Format, release, renew};
 
 /// Takes, renews, gives back and looks at locks.
 #[derive(Debug, Parser)]
@@ -47,6 +47,8 @@ pub(crate) enum Command {
     Acquire(acquire::Args),
     /// Make a lease last longer.
     Renew(renew::Args),
+    /// Renew a lease until it is over, and print each renewal.
+    Keepalive(keepalive::Args),
     /// Give a lock back.
     Release(release::Args),
     /// See who has a lock.

@@ -54,6 +54,8 @@ pub(crate) enum Failure {
     Endpoints(EndpointsError),
     /// The call failed.
     Call(Error),
+    /// No renewal was confirmed before the lease's deadline.
+    Unconfirmed,
     /// The call went through, but its answer could not be printed.
     Output(io::Error),
     /// The machine refused what every program needs.
@@ -64,7 +66,7 @@ impl Failure {
     pub(crate) fn exit(&self) -> Exit {
         match self {
             Self::Endpoints(_) | Self::Call(Error::Rejected { .. }) => Exit::Configuration,
-            Self::Call(Error::Lost { .. } | Error::RequestSpent) => Exit::Lost,
+            Self::Call(Error::Lost { .. } | Error::RequestSpent) | Self::Unconfirmed => Exit::Lost,
             Self::Call(Error::Invalid { .. }) => Exit::Usage,
             Self::Call(Error::Unavailable { .. } | Error::TimedOut) => Exit::Unavailable,
             Self::Call(Error::Internal { .. }) | Self::Output(_) | Self::Runtime(_) => Exit::Bug,
@@ -77,6 +79,9 @@ impl fmt::Display for Failure {
         match self {
             Self::Endpoints(error) => error.fmt(f),
             Self::Call(error) => error.fmt(f),
+            Self::Unconfirmed => f.write_str(
+                "no renewal was confirmed before the lease's deadline: it counts as lost",
+            ),
             Self::Output(error) => write!(f, "cannot print the answer: {error}"),
             Self::Runtime(error) => write!(f, "cannot start: {error}"),
         }

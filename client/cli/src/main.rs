@@ -20,6 +20,7 @@ mod acquire;
 mod args;
 mod exit;
 mod get;
+mod keepalive;
 mod output;
 mod owner;
 mod release;
@@ -53,6 +54,7 @@ async fn dispatch(cli: Cli) -> Result<Exit, Failure> {
         Command::Acquire(args) => acquire::run(args, &client, &output).await,
         Command::Renew(args) => renew::run(args, &client, &output).await,
         Command::Release(args) => release::run(args, &client, &output).await,
+        Command::Keepalive(args) => keepalive::run(args, &client, &output).await,
         Command::Get(args) => get::run(args, &client, &output).await,
     }
 }

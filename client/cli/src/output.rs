@@ -14,7 +14,7 @@ use std::{
 };
 
 use clap::ValueEnum;
-use fencepost_client::{Acquisition, Holder, Lock};
+use fencepost_client::{Acquisition, Error, Holder, Lock, Renewal};
 use serde_json::{Map, Value, json};
 
 use crate::exit::{Exit, Failure};
@@ -58,6 +58,34 @@ impl Output {
             Format::Text => text("", &fields),
             Format::Json => line(&json!({ "lock": object(fields) })),
         })
+    }
+
+    /// One renewal of a stream: one line in either format.
+    pub(crate) fn renewal(&self, renewal: &Renewal) -> Result<(), Failure> {
+        let fields = vec![
+            ("remaining", json!(seconds(renewal.lock.remaining))),
+            ("slack", json!(seconds(renewal.slack))),
+            ("stream_remaining", json!(seconds(renewal.stream_remaining))),
+        ];
+        print(&match self.format {
+            Format::Text => {
+                let words: Vec<String> = fields
+                    .iter()
+                    .map(|(key, value)| format!("{key}: {}", value.as_str().unwrap_or_default()))
+                    .collect();
+                format!("renewed: true  {}\n", words.join("  "))
+            }
+            Format::Json => {
+                let mut object = object(fields);
+                object["lock"] = self::object(lock_fields(&renewal.lock));
+                line(&object)
+            }
+        })
+    }
+
+    /// A stream failed, and the next one is tried.
+    pub(crate) fn retry(&self, failure: &Error) {
+        error(&format!("{failure}; trying again"));
     }
 
     /// There is no lease. Text has nothing to say on stdout.

@@ -1,0 +1,113 @@
+//! A stream that renews.
+//!
+//! A message on a stream may have been under way for any time, so what is left
+//! of the lease cannot be counted from its arrival alone. The first renewal is
+//! counted from just before the stream was asked for; each later one from there,
+//! by how much later it ends on the database's clock. Whichever of that and
+//! "from its arrival" is less counts, so that a step of the database's clock
+//! promises nothing.
+
+use std::time::{Duration, SystemTime};
+
+use fencepost_proto::v1;
+use tokio::time::Instant;
+use tonic::Streaming;
+
+use crate::{
+    Error, Lock,
+    decode::decode,
+    lock::{self, duration},
+};
+
+/// What a stream may be asked for besides its lease.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct KeepAliveOptions {
+    /// How long each renewal makes the lease last. Unset: its own time to live.
+    pub ttl: Option<Duration>,
+    /// How long the stream renews at most, above 0. Unset: the server's default.
+    /// The server may have a lower limit; [`Renewal::stream_remaining`] tells.
+    pub max_duration: Option<Duration>,
+}
+
+/// An open stream. While it is polled and the server can, the lease is renewed;
+/// dropping it ends that, and leaves the lease to its deadline.
+#[derive(Debug)]
+pub struct KeepAlive {
+    messages: Streaming<v1::KeepAliveResponse>,
+    asked: Instant,
+    first: Option<First>,
+}
+
+/// The renewal that the later ones are counted from.
+#[derive(Debug, Clone, Copy)]
+struct First {
+    deadline: Instant,
+    expires_at: SystemTime,
+}
+
+/// One renewal, as the stream reported it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Renewal {
+    /// The lease as renewed; `remaining` counts from the return of
+    /// [`KeepAlive::next`].
+    pub lock: Lock,
+    /// What was left of the old lease when the renewal landed.
+    pub slack: Duration,
+    /// How long this stream still renews: open the next one before.
+    pub stream_remaining: Duration,
+}
+
+impl KeepAlive {
+    pub(crate) fn new(messages: Streaming<v1::KeepAliveResponse>, asked: Instant) -> Self {
+        Self {
+            messages,
+            asked,
+            first: None,
+        }
+    }
+
+    /// Waits for the next renewal. There is no end but an error, and after one
+    /// nobody renews; may be dropped and called again.
+    ///
+    /// # Errors
+    ///
+    /// [`Lost`](Error::Lost) when the lease is over. After every other error the
+    /// lease stands until its deadline: open another stream, or renew.
+    pub async fn next(&mut self) -> Result<Renewal, Error> {
+        let message = match self.messages.message().await {
+            Ok(Some(message)) => message,
+            // No server of ours ends a stream well.
+            Ok(None) => {
+                return Err(Error::Unavailable {
+                    detail: "the stream ended without a word".to_owned(),
+                });
+            }
+            Err(status) => return Err(decode(&status)),
+        };
+        let arrived = Instant::now();
+        let mut lock = lock::lock(message.lock, Duration::ZERO)?;
+        let deadline = match self.first {
+            None => {
+                let deadline = self.asked + lock.remaining;
+                self.first = Some(First {
+                    deadline,
+                    expires_at: lock.expires_at,
+                });
+                deadline
+            }
+            // A renewal never ends earlier than the one before.
+            Some(first) => {
+                let later = lock.expires_at.duration_since(first.expires_at);
+                first.deadline + later.unwrap_or_default()
+            }
+        };
+        lock.remaining = lock
+            .remaining
+            .min(deadline.saturating_duration_since(arrived));
+        Ok(Renewal {
+            lock,
+            slack: duration(message.slack, "slack")?,
+            stream_remaining: duration(message.stream_remaining, "stream_remaining")?,
+        })
+    }
+}
