@@ -3,7 +3,6 @@
 
 use std::time::{Duration, Instant};
 
-use fencepost_proto::v1::KeepAliveRequest;
 use fencepost_support::{
     Server,
     calls::{
@@ -29,16 +28,6 @@ async fn a_bad_field_is_invalid_request_with_the_field_named() {
     let answer = acquire(&mut client, "", "a", LONG).await;
     let status = expect_violation(answer, "resource");
     assert_eq!(status.code(), Code::InvalidArgument);
-}
-
-#[tokio::test]
-async fn keep_alive_is_unimplemented_for_now() {
-    let mut client = client().await;
-    let status = client
-        .keep_alive(KeepAliveRequest::default())
-        .await
-        .unwrap_err();
-    assert_eq!(status.code(), Code::Unimplemented);
 }
 
 #[tokio::test]
