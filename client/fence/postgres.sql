@@ -1,0 +1,304 @@
+-- Fencepost: the fencing kit for PostgreSQL, version 1.
+--
+-- For the database that holds your data; it knows nothing of the lock server's
+-- own. Needs PostgreSQL 13 or later; tested on 15. Install with `fencepost fence
+-- install`, with `psql -1 -f postgres.sql`, or from your migrations (one
+-- transaction). Installing again keeps all tokens and all GRANTs to roles, and
+-- takes back what was granted to PUBLIC.
+--
+-- THE RULE OF USE
+--
+--   1. A new holder COMMITS `SELECT fence.admit(resource, token)` before it
+--      reads anything. From then on every older token is refused.
+--   2. Every transaction after that starts with the same admit, as a STATEMENT
+--      OF ITS OWN, and then reads and writes.
+--   3. FP409 means: a newer holder has been here. Stop; do not repeat, and do
+--      not catch it to go on.
+--
+-- Why a statement of its own: on read committed a statement sees the database
+-- as it was when the statement began. In `SELECT fence.admit(…), balance FROM …`
+-- the admit may wait for another holder's transaction, and then `balance` is the
+-- one from before that transaction.
+--
+-- Several resources in one transaction: admit them in one order everywhere
+-- (sorted), or two transactions may deadlock (40P01).
+--
+-- ISOLATION. Right on all three levels. On repeatable read and serializable an
+-- admit that meets a concurrent transaction of the same resource ends in 40001
+-- (serialization_failure): repeat the transaction, from its admit, with the same
+-- token. It then is admitted or gets FP409. An older token is never admitted.
+--
+-- WAITING. Transactions of one resource run one after the other, from admit to
+-- commit: that is what makes the comparison and the write one step. A holder
+-- that freezes inside a transaction keeps the row until its session ends, so
+-- give the writers' role a limit:
+--     ALTER ROLE writer SET idle_in_transaction_session_timeout = '10s';
+--
+-- PRIVILEGES. Nobody but the owner has any at first.
+--     a writer:    GRANT USAGE ON SCHEMA fence TO writer;
+--                  GRANT EXECUTE ON FUNCTION fence.admit(text, bigint) TO writer;
+--     a watcher:   GRANT USAGE ON SCHEMA fence TO watcher;       -- check, rejected_total
+--     an operator: as a watcher, and
+--                  GRANT EXECUTE ON FUNCTION fence.reset(text), fence.reset(text, bigint) TO operator;
+-- The functions that touch the table are SECURITY DEFINER: a writer with UPDATE
+-- on it could lower a token, by mistake as well as by will. They take plain text
+-- and bigint only, and their search_path is pinned. fence.guard() is SECURITY
+-- INVOKER: it reads columns of other people's types, whose casts are their code.
+--
+-- SQLSTATES
+--     FP409  the token is older than one that was seen: stop
+--     FP428  guard: a write that does not show a token of its transaction: a bug
+--     22023  not a token, or not a resource: NULL, empty, zero, negative, too large
+--     40001  see ISOLATION
+
+DO $$
+DECLARE
+    ours CONSTANT integer := 1;
+    installed text;
+BEGIN
+    -- Two installations at once would both find the schema missing.
+    PERFORM pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('fencepost fencing kit', 0));
+    -- No word about what is there already.
+    PERFORM pg_catalog.set_config('client_min_messages', 'warning', true);
+    installed := pg_catalog.obj_description(pg_catalog.to_regnamespace('fence'), 'pg_namespace');
+    IF pg_catalog.to_regnamespace('fence') IS NULL THEN
+        CREATE SCHEMA fence;
+    ELSIF installed LIKE 'Fencepost fencing kit, version %' THEN
+        IF pg_catalog.substring(installed, '[0-9]+$')::integer > ours THEN
+            RAISE EXCEPTION 'a newer version of the fencing kit is installed'
+                USING ERRCODE = 'object_not_in_prerequisite_state', DETAIL = installed;
+        END IF;
+    ELSIF EXISTS (SELECT FROM pg_catalog.pg_class WHERE relnamespace = 'fence'::regnamespace)
+       OR EXISTS (SELECT FROM pg_catalog.pg_proc WHERE pronamespace = 'fence'::regnamespace) THEN
+        RAISE EXCEPTION 'schema "fence" is in use by something else'
+            USING ERRCODE = 'duplicate_schema';
+    END IF;
+END $$;
+
+COMMENT ON SCHEMA fence IS 'Fencepost fencing kit, version 1';
+
+-- The row of a resource is rewritten by each transaction that admits, hence the
+-- room for heap-only updates.
+CREATE TABLE IF NOT EXISTS fence.tokens (
+    resource    text COLLATE "C" PRIMARY KEY,
+    token       bigint NOT NULL CHECK (token > 0 AND token < 9007199254740992),
+    -- The transaction that last admitted a token; none after a reset. Only that
+    -- transaction itself can find its own number here while it runs, which is
+    -- how fence.guard() knows that a token was shown.
+    admitted_in xid8,
+    admitted_at timestamptz NOT NULL
+) WITH (fillfactor = 50);
+COMMENT ON TABLE fence.tokens IS 'The highest fencing token seen, per resource';
+
+-- What a rejected admit writes is rolled back with its transaction; a sequence
+-- is the one counter that is not.
+CREATE SEQUENCE IF NOT EXISTS fence.rejections;
+COMMENT ON SEQUENCE fence.rejections IS 'Writes with an older token that were stopped: see fence.rejected_total()';
+
+-- Internal: counts and raises a rejection. Raises nothing when the token is not
+-- older than `newer` and than all that were admitted.
+CREATE OR REPLACE FUNCTION fence.reject(resource text, token bigint, newer bigint) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    highest bigint;
+BEGIN
+    SELECT greatest(max(t.token), reject.newer) INTO highest
+      FROM fence.tokens AS t WHERE t.resource = reject.resource;
+    IF reject.token < highest THEN
+        PERFORM nextval('fence.rejections');
+        RAISE EXCEPTION 'fencing token is older than the highest one seen'
+            USING ERRCODE = 'FP409',
+                  DETAIL = format('Resource "%s": token %s, highest seen %s.', reject.resource, reject.token, highest),
+                  HINT = 'A newer holder has taken over. Stop working: this token is never admitted again.',
+                  SCHEMA = 'fence', TABLE = 'tokens';
+    END IF;
+END $$;
+
+-- Shows a token: locks the resource's row until the end of the transaction, and
+-- records the token, or raises FP409 when a newer one was seen. Equal is
+-- admitted: one holder writes many times.
+CREATE OR REPLACE FUNCTION fence.admit(resource text, token bigint) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+BEGIN
+    -- Not STRICT: a NULL token would then be admitted by doing nothing. Tokens of
+    -- Fencepost are below 2^53; anything larger would lock all holders out.
+    IF admit.token IS NULL OR admit.token <= 0 OR admit.token >= 9007199254740992 THEN
+        RAISE EXCEPTION 'not a fencing token'
+            USING ERRCODE = 'invalid_parameter_value',
+                  DETAIL = format('The token is %s; it must be above 0 and below 2^53.', coalesce(admit.token::text, 'NULL')),
+                  HINT = 'Hand over fencing_token of the lease, as a 64-bit integer.';
+    ELSIF admit.resource IS NULL OR octet_length(admit.resource) NOT BETWEEN 1 AND 512 THEN
+        RAISE EXCEPTION 'not the name of a resource'
+            USING ERRCODE = 'invalid_parameter_value',
+                  DETAIL = format('It has %s bytes; it must have 1 to 512.', coalesce(octet_length(admit.resource)::text, 'NULL')),
+                  HINT = 'Hand over the name that is locked.';
+    END IF;
+
+    -- ON CONFLICT locks the row, also of a first admit that is still under way,
+    -- and evaluates WHERE after that, on the latest version.
+    --
+    -- An equal token rewrites the row all the same, once a transaction. A mere
+    -- lock would leave no trace: on repeatable read a new holder that waited for
+    -- this transaction would go on with a snapshot from before it, in which its
+    -- writes are missing. After a rewrite the new holder gets 40001 instead.
+    INSERT INTO fence.tokens AS seen (resource, token, admitted_in, admitted_at)
+    VALUES (admit.resource, admit.token, pg_current_xact_id(), clock_timestamp())
+        ON CONFLICT (resource) DO UPDATE
+       SET token = EXCLUDED.token,
+           admitted_in = EXCLUDED.admitted_in,
+           admitted_at = EXCLUDED.admitted_at
+     WHERE seen.token < EXCLUDED.token
+        OR (seen.token = EXCLUDED.token AND seen.admitted_in IS DISTINCT FROM EXCLUDED.admitted_in);
+    IF NOT FOUND THEN
+        -- Newer, or this transaction's own. The row is locked, and the next
+        -- statement sees it as it is.
+        PERFORM fence.reject(admit.resource, admit.token, NULL);
+    END IF;
+END $$;
+
+-- The token that this transaction has admitted for a resource; NULL: none.
+-- For functions and triggers of your own that want to be sure.
+CREATE OR REPLACE FUNCTION fence.admitted(resource text) RETURNS bigint
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN (SELECT t.token FROM fence.tokens AS t
+             WHERE t.resource = admitted.resource AND t.admitted_in = pg_current_xact_id_if_assigned());
+END $$;
+
+-- The highest token seen, and when a token was last admitted. No row: none yet.
+-- To look at, not to decide by: the next moment it may be another.
+CREATE OR REPLACE FUNCTION fence.check(resource text)
+RETURNS TABLE (token bigint, admitted_at timestamptz)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT t.token, t.admitted_at FROM fence.tokens AS t WHERE t.resource = $1
+$$;
+
+-- How many writes were stopped with FP409, in this database, ever. After a crash
+-- of Postgres it may be up to 32 too high.
+CREATE OR REPLACE FUNCTION fence.rejected_total() RETURNS bigint
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM fence.rejections
+$$;
+
+-- For a poisoned row: someone admitted a token that Fencepost never gave. Sets the
+-- highest token, up or DOWN. Use the token of the present lease: every holder from
+-- there on is admitted, every older one is not. Returns what it was before.
+CREATE OR REPLACE FUNCTION fence.reset(resource text, token bigint) RETURNS bigint
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    before bigint;
+BEGIN
+    -- NULL is refused, and does not mean "forget": it may be an empty variable.
+    IF reset.token IS NULL OR reset.token <= 0 OR reset.token >= 9007199254740992 OR reset.resource IS NULL THEN
+        RAISE EXCEPTION 'not a fencing token, or no resource'
+            USING ERRCODE = 'invalid_parameter_value',
+                  HINT = 'The token must be above 0 and below 2^53.';
+    END IF;
+    SELECT t.token INTO before FROM fence.tokens AS t WHERE t.resource = reset.resource FOR UPDATE;
+    UPDATE fence.tokens AS t SET token = reset.token, admitted_in = NULL WHERE t.resource = reset.resource;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'no token was ever seen for this resource'
+            USING ERRCODE = 'no_data_found', DETAIL = format('Resource "%s".', reset.resource);
+    END IF;
+    RETURN before;
+END $$;
+
+-- Forgets a resource: from then on ANY token is admitted, that of a holder frozen
+-- for hours too. For resources that are gone for good. Returns the token it was.
+CREATE OR REPLACE FUNCTION fence.reset(resource text) RETURNS bigint
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    before bigint;
+BEGIN
+    DELETE FROM fence.tokens AS t WHERE t.resource = reset.resource RETURNING t.token INTO before;
+    RETURN before;
+END $$;
+
+-- The guard of a table with a column `fencing_token bigint`: refuses each write
+-- whose transaction has not admitted a token, and each row that does not carry it.
+--
+--   ALTER TABLE orders ADD COLUMN fencing_token bigint NOT NULL DEFAULT 0;
+--   CREATE TRIGGER fence_guard AFTER INSERT OR UPDATE OR DELETE ON orders
+--      FOR EACH ROW EXECUTE FUNCTION fence.guard('orders');       -- one lock for all rows
+--   ... or ...              EXECUTE FUNCTION fence.guard('order-', 'id');  -- resource 'order-' || id
+--   CREATE TRIGGER fence_guard_truncate AFTER TRUNCATE ON orders
+--      FOR EACH STATEMENT EXECUTE FUNCTION fence.guard('orders');
+--
+-- INSERT, UPDATE, and both halves of ON CONFLICT DO UPDATE must set fencing_token
+-- to the token that this transaction admitted for the row's resource. An UPDATE
+-- that leaves the column alone keeps an earlier token, and is refused. A DELETE
+-- has no new row to carry a token: that the transaction admitted one is enough.
+-- No write may go to a row with a newer token.
+--
+-- Writers need a writer's privileges on the schema. fence.guard(prefix, column)
+-- has no resource for TRUNCATE, which it therefore refuses.
+--
+-- What passes by: TRUNCATE without the second trigger; session_replication_role =
+-- replica (logical replication, some restores) unless the trigger is made ENABLE
+-- ALWAYS; ALTER TABLE … DISABLE TRIGGER; DDL.
+CREATE OR REPLACE FUNCTION fence.guard() RETURNS trigger
+LANGUAGE plpgsql VOLATILE SECURITY INVOKER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    old_resource text := TG_ARGV[0];
+    new_resource text := TG_ARGV[0];
+    shown bigint;
+BEGIN
+    -- After the row, so that no other trigger can change it once it was judged.
+    IF TG_NARGS NOT IN (1, 2) OR TG_WHEN <> 'AFTER' OR (TG_LEVEL = 'STATEMENT') <> (TG_OP = 'TRUNCATE') THEN
+        RAISE EXCEPTION 'fence.guard is not set up rightly'
+            USING ERRCODE = 'feature_not_supported',
+                  HINT = 'CREATE TRIGGER … AFTER INSERT OR UPDATE OR DELETE … FOR EACH ROW EXECUTE FUNCTION '
+                         'fence.guard(resource), or fence.guard(prefix, column); TRUNCATE: FOR EACH STATEMENT.';
+    END IF;
+    IF TG_NARGS = 2 AND TG_OP IN ('UPDATE', 'DELETE') THEN
+        EXECUTE format('SELECT $2 || ($1).%I::text', TG_ARGV[1]) INTO old_resource USING OLD, TG_ARGV[0];
+    END IF;
+    IF TG_NARGS = 2 AND TG_OP IN ('UPDATE', 'INSERT') THEN
+        EXECUTE format('SELECT $2 || ($1).%I::text', TG_ARGV[1]) INTO new_resource USING NEW, TG_ARGV[0];
+    END IF;
+
+    IF TG_OP IN ('INSERT', 'UPDATE') THEN
+        shown := fence.admitted(new_resource);
+        IF shown IS NULL THEN
+            -- That the row's token is an older one is worth its own code. One that
+            -- is not older proves nothing: it may be what stood there before.
+            PERFORM fence.reject(new_resource, NEW.fencing_token, NULL);
+        END IF;
+        IF shown IS NULL OR NEW.fencing_token IS DISTINCT FROM shown THEN
+            RAISE EXCEPTION 'a guarded row was written without a fencing token of its transaction'
+                USING ERRCODE = 'FP428',
+                      DETAIL = format('%s of %I.%I, resource "%s": the new row carries token %s, the transaction has admitted %s.',
+                                      TG_OP, TG_TABLE_SCHEMA, TG_TABLE_NAME, coalesce(new_resource, 'NULL'),
+                                      coalesce(NEW.fencing_token::text, 'NULL'), coalesce(shown::text, 'none')),
+                      HINT = 'Start the transaction with SELECT fence.admit(resource, token), and set fencing_token to that token.',
+                      SCHEMA = TG_TABLE_SCHEMA, TABLE = TG_TABLE_NAME;
+        END IF;
+    END IF;
+    IF TG_OP IN ('UPDATE', 'DELETE', 'TRUNCATE') THEN
+        shown := fence.admitted(old_resource);
+        IF shown IS NULL THEN
+            RAISE EXCEPTION 'a guarded row was written without a fencing token of its transaction'
+                USING ERRCODE = 'FP428',
+                      DETAIL = format('%s of %I.%I, resource "%s": the transaction has admitted none.',
+                                      TG_OP, TG_TABLE_SCHEMA, TG_TABLE_NAME, coalesce(old_resource, 'NULL')),
+                      HINT = 'Start the transaction with SELECT fence.admit(resource, token).',
+                      SCHEMA = TG_TABLE_SCHEMA, TABLE = TG_TABLE_NAME;
+        ELSIF TG_OP <> 'TRUNCATE' THEN
+            -- Written past the kit, or before a reset.
+            PERFORM fence.reject(old_resource, shown, OLD.fencing_token);
+        END IF;
+    END IF;
+    RETURN NULL;
+END $$;
+
+REVOKE ALL ON SCHEMA fence FROM PUBLIC;
+REVOKE ALL ON TABLE fence.tokens FROM PUBLIC;
+REVOKE ALL ON SEQUENCE fence.rejections FROM PUBLIC;
+REVOKE ALL ON FUNCTION fence.admit(text, bigint), fence.reset(text), fence.reset(text, bigint) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION fence.check(text), fence.rejected_total(), fence.admitted(text),
+    fence.reject(text, bigint, bigint), fence.guard() TO PUBLIC;
