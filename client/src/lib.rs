@@ -37,6 +37,7 @@ mod clock;
 mod decode;
 mod endpoints;
 mod error;
+pub mod fence;
 mod keep_alive;
 mod lock;
 
