@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{
+    Args, Parser, Subcommand,
+    error::{ContextKind, ContextValue},
+};
 use humantime::parse_duration;
 
-use crate::{acquire, get, keepalive, output::Format, release, renew};
+use crate::{acquire, fence, get, keepalive, output::Format, release, renew};
 
 /// Takes, renews, gives back and looks at locks.
 #[derive(Debug, Parser)]
@@ -53,6 +56,8 @@ pub(crate) enum Command {
     Release(release::Args),
     /// See who has a lock.
     Get(get::Args),
+    /// Install and look after the fencing kit in a database of yours.
+    Fence(fence::Args),
 }
 
 /// Names one lease: what `acquire` printed.
@@ -68,4 +73,21 @@ pub(crate) struct Lease {
     /// The fencing token of the lease.
     #[arg(long, env = "FENCEPOST_TOKEN", value_parser = clap::value_parser!(i64).range(1..))]
     pub(crate) token: i64,
+}
+
+/// Takes URLs out of a message about bad usage: one of a database that landed in
+/// the wrong place has its password in it all the same.
+pub(crate) fn without_urls(mut error: clap::Error) -> clap::Error {
+    for kind in [
+        ContextKind::InvalidArg,
+        ContextKind::InvalidSubcommand,
+        ContextKind::InvalidValue,
+    ] {
+        let is_url =
+            matches!(error.get(kind), Some(ContextValue::String(text)) if text.contains("://"));
+        if is_url {
+            error.insert(kind, ContextValue::String("a URL".to_owned()));
+        }
+    }
+    error
 }

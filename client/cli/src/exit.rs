@@ -7,17 +7,19 @@ use std::{fmt, io, process::ExitCode};
 
 use fencepost_client::{EndpointsError, Error};
 
+use crate::fence::FenceFailure;
+
 /// The table, for `--help`.
 pub(crate) const HELP: &str = "\
 Exit codes:
    0  done
    1  get: the lock is free
   64  wrong usage, or a value that the server refuses
-  69  no server available, or no answer in time; it may have happened all the same
+  69  no server (fence: no database), or no answer in time; it may have happened all the same
   70  a bug
   75  not acquired: another owner has the lock
-  76  the lease is over, or never was yours: stop working
-  78  wrong configuration, such as a bad endpoint";
+  76  the lease is over, or never was yours: stop working; fence check: not admitted
+  78  wrong configuration, such as a bad endpoint, or no fencing kit in the database";
 
 /// How the program ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,6 +56,8 @@ pub(crate) enum Failure {
     Endpoints(EndpointsError),
     /// The call failed.
     Call(Error),
+    /// A subcommand of `fence` failed.
+    Fence(FenceFailure),
     /// No renewal was confirmed before the lease's deadline.
     Unconfirmed,
     /// The call went through, but its answer could not be printed.
@@ -65,6 +69,7 @@ pub(crate) enum Failure {
 impl Failure {
     pub(crate) fn exit(&self) -> Exit {
         match self {
+            Self::Fence(failure) => failure.exit(),
             Self::Endpoints(_) | Self::Call(Error::Rejected { .. }) => Exit::Configuration,
             Self::Call(Error::Lost { .. } | Error::RequestSpent) | Self::Unconfirmed => Exit::Lost,
             Self::Call(Error::Invalid { .. }) => Exit::Usage,
@@ -79,6 +84,7 @@ impl fmt::Display for Failure {
         match self {
             Self::Endpoints(error) => error.fmt(f),
             Self::Call(error) => error.fmt(f),
+            Self::Fence(failure) => failure.fmt(f),
             Self::Unconfirmed => f.write_str(
                 "no renewal was confirmed before the lease's deadline: it counts as lost",
             ),

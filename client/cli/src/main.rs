@@ -11,7 +11,7 @@ use clap::Parser as _;
 use fencepost_client::Client;
 
 use crate::{
-    args::{Cli, Command},
+    args::{Cli, Command, Global, without_urls},
     exit::{Exit, Failure},
     output::Output,
 };
@@ -19,6 +19,7 @@ use crate::{
 mod acquire;
 mod args;
 mod exit;
+mod fence;
 mod get;
 mod keepalive;
 mod output;
@@ -32,7 +33,7 @@ fn main() -> ExitCode {
             output::error(&failure.to_string());
             failure.exit()
         }),
-        Err(message) => output::usage(&message),
+        Err(message) => output::usage(&without_urls(message)),
     };
     exit.into()
 }
@@ -46,15 +47,25 @@ fn run(cli: Cli) -> Result<Exit, Failure> {
 }
 
 async fn dispatch(cli: Cli) -> Result<Exit, Failure> {
-    let client = Client::connect_lazy(&cli.global.endpoint)
-        .map_err(Failure::Endpoints)?
-        .with_timeout(cli.global.timeout);
-    let output = Output::new(cli.global.output);
+    let Global {
+        endpoint,
+        timeout,
+        output,
+    } = cli.global;
+    let output = Output::new(output);
+    // Made where it is needed: `fence` talks to no lock server, so it does not
+    // mind a bad endpoint.
+    let client = || {
+        Client::connect_lazy(&endpoint)
+            .map(|client| client.with_timeout(timeout))
+            .map_err(Failure::Endpoints)
+    };
     match cli.command {
-        Command::Acquire(args) => acquire::run(args, &client, &output).await,
-        Command::Renew(args) => renew::run(args, &client, &output).await,
-        Command::Release(args) => release::run(args, &client, &output).await,
-        Command::Keepalive(args) => keepalive::run(args, &client, &output).await,
-        Command::Get(args) => get::run(args, &client, &output).await,
+        Command::Acquire(args) => acquire::run(args, &client()?, &output).await,
+        Command::Renew(args) => renew::run(args, &client()?, &output).await,
+        Command::Release(args) => release::run(args, &client()?, &output).await,
+        Command::Keepalive(args) => keepalive::run(args, &client()?, &output).await,
+        Command::Get(args) => get::run(args, &client()?, &output).await,
+        Command::Fence(args) => fence::run(args, timeout, &output).await,
     }
 }

@@ -105,6 +105,65 @@ impl Output {
     }
 }
 
+/// What a database has seen of a resource.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    /// 0: none yet.
+    pub(crate) highest_token: i64,
+    pub(crate) admitted_at: Option<SystemTime>,
+    pub(crate) rejected_total: i64,
+}
+
+impl Output {
+    /// As it is, in either format.
+    pub(crate) fn raw(&self, text: &str) -> Result<(), Failure> {
+        print(text)
+    }
+
+    /// The fencing kit is in place.
+    pub(crate) fn installed(&self) -> Result<(), Failure> {
+        self.fields(vec![("installed", json!(true))])
+    }
+
+    /// What a database has seen of a resource, and whether a token would pass.
+    pub(crate) fn seen(
+        &self,
+        resource: &str,
+        seen: &Seen,
+        admitted: Option<bool>,
+    ) -> Result<(), Failure> {
+        let mut fields = vec![
+            ("resource", json!(resource)),
+            ("highest_token", json!(seen.highest_token)),
+        ];
+        fields.extend(seen.admitted_at.map(|at| ("admitted_at", timestamp(at))));
+        fields.push(("rejected_total", json!(seen.rejected_total)));
+        fields.extend(admitted.map(|admitted| ("would_be_admitted", json!(admitted))));
+        self.fields(fields)
+    }
+
+    /// A resource was reset; 0 stands for no token at all.
+    pub(crate) fn reset(
+        &self,
+        resource: &str,
+        to: Option<i64>,
+        before: Option<i64>,
+    ) -> Result<(), Failure> {
+        self.fields(vec![
+            ("resource", json!(resource)),
+            ("highest_token", json!(to.unwrap_or(0))),
+            ("previous_token", json!(before.unwrap_or(0))),
+        ])
+    }
+
+    fn fields(&self, fields: Fields) -> Result<(), Failure> {
+        print(&match self.format {
+            Format::Text => text("", &fields),
+            Format::Json => line(&object(fields)),
+        })
+    }
+}
+
 /// One line to stderr. Where that fails, there is nobody left to tell.
 pub(crate) fn error(message: &str) {
     let _ = writeln!(io::stderr(), "fencepost: {}", escape(message));
