@@ -1,0 +1,363 @@
+//! `fence.guard`: which writes of a guarded table pass.
+
+use fencepost_support::postgres::Client;
+
+use crate::fence_world::{fenced, rejected, state};
+
+/// `orders` has a lock per row, `stock` one for the whole table.
+const TABLES: &str = "
+CREATE TABLE orders (id int PRIMARY KEY, state text, fencing_token bigint NOT NULL DEFAULT 0);
+CREATE TABLE stock (id int PRIMARY KEY, state text, fencing_token bigint);
+CREATE TRIGGER fence_guard AFTER INSERT OR UPDATE OR DELETE ON orders
+   FOR EACH ROW EXECUTE FUNCTION fence.guard('order-', 'id');
+CREATE TRIGGER fence_guard AFTER INSERT OR UPDATE OR DELETE ON stock
+   FOR EACH ROW EXECUTE FUNCTION fence.guard('stock');
+CREATE TRIGGER fence_guard_truncate AFTER TRUNCATE ON orders
+   FOR EACH STATEMENT EXECUTE FUNCTION fence.guard('order-', 'id');
+CREATE TRIGGER fence_guard_truncate AFTER TRUNCATE ON stock
+   FOR EACH STATEMENT EXECUTE FUNCTION fence.guard('stock');
+BEGIN;
+SELECT fence.admit('order-1', 5), fence.admit('order-2', 5), fence.admit('stock', 5);
+INSERT INTO orders VALUES (1, 'new', 5), (2, 'new', 5);
+INSERT INTO stock VALUES (1, 'new', 5);
+COMMIT";
+
+const OK: &str = "00000";
+const STALE: &str = "FP409";
+const UNSHOWN: &str = "FP428";
+
+/// What the transaction has admitted.
+type Admitted = &'static [(&'static str, i64)];
+
+/// What a transaction has admitted, what it writes, and how that ends.
+const CASES: &[(Admitted, &str, &str)] = &[
+    // INSERT: the row must carry the token of its own resource.
+    (&[], "INSERT INTO orders VALUES (3, 'x', 6)", UNSHOWN),
+    (&[], "INSERT INTO orders (id) VALUES (3)", UNSHOWN),
+    (
+        &[("order-3", 6)],
+        "INSERT INTO orders (id) VALUES (3)",
+        UNSHOWN,
+    ),
+    (
+        &[("order-3", 6)],
+        "INSERT INTO orders VALUES (3, 'x', 6)",
+        OK,
+    ),
+    (
+        &[("order-3", 6)],
+        "INSERT INTO orders VALUES (3, 'x', 5)",
+        UNSHOWN,
+    ),
+    (
+        &[("order-3", 6)],
+        "INSERT INTO orders VALUES (3, 'x', 7)",
+        UNSHOWN,
+    ),
+    (
+        &[("order-3", 6)],
+        "INSERT INTO orders VALUES (3, 'x', 6), (4, 'x', 6)",
+        UNSHOWN,
+    ),
+    (
+        &[("stock", 6)],
+        "INSERT INTO stock VALUES (2, 'x', NULL)",
+        UNSHOWN,
+    ),
+    (
+        &[("stock", 6)],
+        "INSERT INTO stock VALUES (2, 'x', 6), (3, 'x', 6)",
+        OK,
+    ),
+    // UPDATE: one that leaves the column alone shows nothing.
+    (&[], "UPDATE orders SET state = 'x'", UNSHOWN),
+    (
+        &[],
+        "UPDATE orders SET state = 'x', fencing_token = 5 WHERE id = 1",
+        UNSHOWN,
+    ),
+    (
+        &[],
+        "UPDATE orders SET state = 'x', fencing_token = 6 WHERE id = 1",
+        UNSHOWN,
+    ),
+    (
+        &[],
+        "UPDATE orders SET state = 'x', fencing_token = 4 WHERE id = 1",
+        STALE,
+    ),
+    (
+        &[],
+        "UPDATE orders SET state = 'x', fencing_token = 0 WHERE id = 1",
+        STALE,
+    ),
+    (
+        &[("order-1", 6)],
+        "UPDATE orders SET state = 'x' WHERE id = 1",
+        UNSHOWN,
+    ),
+    (
+        &[("order-1", 6)],
+        "UPDATE orders SET state = 'x', fencing_token = 5 WHERE id = 1",
+        UNSHOWN,
+    ),
+    (
+        &[("order-1", 6)],
+        "UPDATE orders SET state = 'x', fencing_token = 6 WHERE id = 1",
+        OK,
+    ),
+    (
+        &[("order-1", 5)],
+        "UPDATE orders SET state = 'x' WHERE id = 1",
+        OK,
+    ),
+    (
+        &[("order-1", 6)],
+        "UPDATE orders SET state = 'x', fencing_token = 6",
+        UNSHOWN,
+    ),
+    (
+        &[("order-1", 6), ("order-2", 7)],
+        "UPDATE orders SET fencing_token = id + 5",
+        OK,
+    ),
+    (
+        &[("stock", 6)],
+        "UPDATE stock SET fencing_token = NULL",
+        UNSHOWN,
+    ),
+    (
+        &[("order-1", 6)],
+        "UPDATE stock SET fencing_token = 6",
+        UNSHOWN,
+    ),
+    // A row that goes from one resource to another needs both.
+    (
+        &[("order-1", 6)],
+        "UPDATE orders SET id = 3, fencing_token = 6 WHERE id = 1",
+        UNSHOWN,
+    ),
+    (
+        &[("order-3", 6)],
+        "UPDATE orders SET id = 3, fencing_token = 6 WHERE id = 1",
+        UNSHOWN,
+    ),
+    (
+        &[("order-1", 9), ("order-3", 6)],
+        "UPDATE orders SET id = 3, fencing_token = 6 WHERE id = 1",
+        OK,
+    ),
+    // DELETE has no row to carry a token.
+    (&[], "DELETE FROM orders WHERE id = 1", UNSHOWN),
+    (&[("order-1", 6)], "DELETE FROM orders WHERE id = 1", OK),
+    (&[("order-1", 5)], "DELETE FROM orders WHERE id = 1", OK),
+    (&[("order-1", 6)], "DELETE FROM orders", UNSHOWN),
+    // Both halves of an upsert, and MERGE.
+    (
+        &[("order-1", 6)],
+        "INSERT INTO orders VALUES (1, 'x', 6) ON CONFLICT (id) DO UPDATE SET state = 'x'",
+        UNSHOWN,
+    ),
+    (
+        &[("order-1", 6)],
+        "INSERT INTO orders VALUES (1, 'x', 6) ON CONFLICT (id) DO UPDATE SET fencing_token = EXCLUDED.fencing_token",
+        OK,
+    ),
+    (
+        &[],
+        "INSERT INTO orders VALUES (1, 'x', 5) ON CONFLICT (id) DO NOTHING",
+        OK,
+    ),
+    (
+        &[("order-1", 6)],
+        "MERGE INTO orders USING (VALUES (1)) AS v (id) ON v.id = orders.id WHEN MATCHED THEN UPDATE SET state = 'x'",
+        UNSHOWN,
+    ),
+    (
+        &[("order-1", 6)],
+        "MERGE INTO orders USING (VALUES (1)) AS v (id) ON v.id = orders.id WHEN MATCHED THEN DELETE",
+        OK,
+    ),
+    // TRUNCATE, with its own trigger.
+    (&[], "TRUNCATE stock", UNSHOWN),
+    (&[("stock", 6)], "TRUNCATE stock", OK),
+    (&[("order-1", 6)], "TRUNCATE orders", UNSHOWN),
+    // A token that was taken back was not shown.
+    (
+        &[],
+        "SAVEPOINT s; SELECT fence.admit('order-1', 6); ROLLBACK TO s; DELETE FROM orders WHERE id = 1",
+        UNSHOWN,
+    ),
+    (
+        &[],
+        "SAVEPOINT s; SELECT fence.admit('order-1', 6); RELEASE s; DELETE FROM orders WHERE id = 1",
+        OK,
+    ),
+];
+
+async fn case(client: &Client, admitted: &[(&str, i64)], write: &str) -> String {
+    client.run("BEGIN").await;
+    for (resource, token) in admitted {
+        client
+            .run(&format!("SELECT fence.admit('{resource}', {token})"))
+            .await;
+    }
+    let answer = state(client.batch_execute(write).await);
+    client.run("ROLLBACK").await;
+    answer
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_write_passes_only_with_a_token_of_its_transaction() {
+    let database = fenced().await;
+    let client = database.client().await;
+    client.run(TABLES).await;
+    for level in crate::fence_world::LEVELS {
+        let set = format!(
+            "SET default_transaction_isolation = '{}'",
+            level.to_lowercase()
+        );
+        client.run(&set).await;
+        for (admitted, write, expected) in CASES {
+            let answer = case(&client, admitted, write).await;
+            assert_eq!(answer, *expected, "{level}: {admitted:?} {write}");
+        }
+    }
+    // Forgotten tokens are bugs, and not corruptions that were stopped.
+    let stale = CASES.iter().filter(|(_, _, state)| *state == STALE).count();
+    assert_eq!(rejected(&client).await, 3 * i64::try_from(stale).unwrap());
+}
+
+/// A token that was admitted before, by another transaction of the same session
+/// or by another session at this moment, is not shown by this one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_counts_in_its_own_transaction_alone() {
+    let database = fenced().await;
+    let client = database.client().await;
+    let other = database.client().await;
+    client.run(TABLES).await;
+    let write = "UPDATE orders SET state = 'x', fencing_token = 6 WHERE id = 1";
+    client.run("SELECT fence.admit('order-1', 6)").await;
+    assert_eq!(case(&client, &[], write).await, UNSHOWN);
+    other.run("BEGIN; SELECT fence.admit('order-1', 6)").await;
+    assert_eq!(case(&client, &[], write).await, UNSHOWN);
+    other.run(write).await;
+    other.run("COMMIT").await;
+}
+
+/// A row that was written past the guard, with a token that the fence has not
+/// seen, is safe from an older one all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_with_a_newer_token_is_not_written() {
+    let database = fenced().await;
+    let client = database.client().await;
+    client.run(TABLES).await;
+    client
+        .run(
+            "SET session_replication_role = replica;
+             UPDATE orders SET fencing_token = 9 WHERE id = 1;
+             RESET session_replication_role",
+        )
+        .await;
+    for write in [
+        "UPDATE orders SET fencing_token = 6 WHERE id = 1",
+        "DELETE FROM orders WHERE id = 1",
+    ] {
+        assert_eq!(case(&client, &[("order-1", 6)], write).await, STALE);
+        assert_eq!(
+            case(&client, &[("order-1", 9)], &write.replace('6', "9")).await,
+            OK
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_trigger_cannot_change_what_was_judged() {
+    let database = fenced().await;
+    let client = database.client().await;
+    client.run(TABLES).await;
+    client
+        .run(
+            "CREATE FUNCTION meddle() RETURNS trigger LANGUAGE plpgsql AS
+             $$ BEGIN NEW.fencing_token := 1; RETURN NEW; END $$;
+             CREATE TRIGGER zz_meddle BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION meddle()",
+        )
+        .await;
+    let write = "UPDATE orders SET fencing_token = 6 WHERE id = 1";
+    assert_eq!(case(&client, &[("order-1", 6)], write).await, UNSHOWN);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn partitions_and_cascades_are_guarded_too() {
+    let database = fenced().await;
+    let client = database.client().await;
+    client
+        .run(
+            "CREATE TABLE p (id int, region text, fencing_token bigint) PARTITION BY LIST (region);
+             CREATE TABLE p_a PARTITION OF p FOR VALUES IN ('a');
+             CREATE TABLE p_b PARTITION OF p FOR VALUES IN ('b');
+             CREATE TRIGGER fence_guard AFTER INSERT OR UPDATE OR DELETE ON p
+                FOR EACH ROW EXECUTE FUNCTION fence.guard('p');
+             CREATE TABLE parent (id int PRIMARY KEY);
+             CREATE TABLE child (id int REFERENCES parent ON DELETE CASCADE, fencing_token bigint);
+             CREATE TRIGGER fence_guard AFTER INSERT OR UPDATE OR DELETE ON child
+                FOR EACH ROW EXECUTE FUNCTION fence.guard('child');
+             BEGIN; SELECT fence.admit('p', 5), fence.admit('child', 5);
+             INSERT INTO p VALUES (1, 'a', 5); INSERT INTO parent VALUES (1); INSERT INTO child VALUES (1, 5);
+             COMMIT",
+        )
+        .await;
+    for (resource, unshown, shown) in [
+        (
+            "p",
+            "UPDATE p SET region = 'b'",
+            "UPDATE p SET region = 'b', fencing_token = 6",
+        ),
+        (
+            "p",
+            "DELETE FROM p_b WHERE false; UPDATE p_a SET id = 2",
+            "UPDATE p_a SET fencing_token = 6",
+        ),
+        ("child", "DELETE FROM parent", "DELETE FROM parent"),
+    ] {
+        assert_eq!(case(&client, &[], unshown).await, UNSHOWN, "{unshown}");
+        assert_eq!(case(&client, &[(resource, 6)], shown).await, OK, "{shown}");
+    }
+}
+
+/// What the kit's header says of ways around the guard.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_documented_bypasses_are_as_documented() {
+    let database = fenced().await;
+    let client = database.client().await;
+    client.run(TABLES).await;
+    let replica = "SET LOCAL session_replication_role = replica; DELETE FROM orders";
+    assert_eq!(case(&client, &[], replica).await, OK);
+    client
+        .run("ALTER TABLE orders ENABLE ALWAYS TRIGGER fence_guard")
+        .await;
+    assert_eq!(case(&client, &[], replica).await, UNSHOWN);
+    client
+        .run("DROP TRIGGER fence_guard_truncate ON stock")
+        .await;
+    assert_eq!(case(&client, &[], "TRUNCATE stock").await, OK);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guard_that_is_not_set_up_rightly_lets_nothing_pass() {
+    let database = fenced().await;
+    let client = database.client().await;
+    for trigger in [
+        "BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION fence.guard('t')",
+        "AFTER INSERT ON t FOR EACH ROW EXECUTE FUNCTION fence.guard()",
+        "AFTER INSERT ON t FOR EACH STATEMENT EXECUTE FUNCTION fence.guard('t')",
+    ] {
+        client
+            .run(&format!(
+                "DROP TABLE IF EXISTS t; CREATE TABLE t (fencing_token bigint); CREATE TRIGGER g {trigger}"
+            ))
+            .await;
+        let answer = case(&client, &[("t", 5)], "INSERT INTO t VALUES (5)").await;
+        assert_eq!(answer, "0A000", "{trigger}");
+    }
+}
