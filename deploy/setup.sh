@@ -2,7 +2,7 @@
 # Installs what Fencepost needs from outside, when it is missing.
 #
 #   setup.sh          PostgreSQL's programs, for the private Postgres
-#   setup.sh test     also PgBouncer and faketime, for the fault tests
+#   setup.sh test     also PgBouncer, faketime and Python 3, for the tests
 #   setup.sh where    prints the directory of PostgreSQL's programs
 #
 # With everything in place it says nothing, changes nothing and takes no time.
@@ -120,7 +120,7 @@ apt_pgbouncer() {
 
 # --- what is needed, by package manager --------------------------------------
 
-# install NAME: gets one of postgres, pgbouncer, faketime, or says how.
+# install NAME: gets one of postgres, pgbouncer, faketime, python3, or says how.
 install() {
     if have apt-get; then
         case $1 in
@@ -183,6 +183,7 @@ test)
     need_postgres
     need_program pgbouncer
     need_program faketime
+    need_program python3
     ;;
 where)
     postgres_dir

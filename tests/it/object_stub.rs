@@ -1,0 +1,163 @@
+//! A stub of an object store over HTTP: one object a path, an ETag that changes
+//! with each write, `If-Match` and `If-None-Match: *` on PUT, one piece of metadata.
+
+use std::{
+    collections::HashMap,
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+};
+
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+    task::JoinSet,
+};
+
+/// The metadata that holds the token.
+const TOKEN: &str = "x-amz-meta-fencing-token";
+
+/// What is stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Object {
+    pub(crate) body: String,
+    pub(crate) token: i64,
+    pub(crate) etag: String,
+}
+
+#[derive(Debug, Default)]
+struct Contents {
+    objects: HashMap<String, Object>,
+    writes: u64,
+    /// Written right after the next GET was answered: somebody who comes between.
+    after_next_get: Option<(String, i64)>,
+    refused: u32,
+}
+
+impl Contents {
+    fn write(&mut self, path: &str, body: String, token: i64) {
+        self.writes += 1;
+        let etag = format!("\"{}\"", self.writes);
+        let object = Object { body, token, etag };
+        self.objects.insert(path.to_owned(), object);
+    }
+}
+
+/// A running stub. Dropping it ends it.
+#[derive(Debug)]
+pub(crate) struct ObjectStub {
+    address: SocketAddr,
+    contents: Arc<Mutex<Contents>>,
+    _task: JoinSet<()>,
+}
+
+impl ObjectStub {
+    pub(crate) async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let contents = Arc::<Mutex<Contents>>::default();
+        let shared = Arc::clone(&contents);
+        let mut task = JoinSet::new();
+        task.spawn(async move {
+            let mut connections = JoinSet::new();
+            while let Ok((stream, _)) = listener.accept().await {
+                connections.spawn(serve(stream, Arc::clone(&shared)));
+                while connections.try_join_next().is_some() {}
+            }
+        });
+        Self {
+            address,
+            contents,
+            _task: task,
+        }
+    }
+
+    pub(crate) fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.address)
+    }
+
+    /// Writes without a condition, as one who does not know the rules.
+    pub(crate) fn put(&self, path: &str, body: &str, token: i64) {
+        let mut contents = self.contents.lock().unwrap();
+        contents.write(path, body.to_owned(), token);
+    }
+
+    /// Writes right after the next GET was answered.
+    pub(crate) fn put_after_next_get(&self, body: &str, token: i64) {
+        self.contents.lock().unwrap().after_next_get = Some((body.to_owned(), token));
+    }
+
+    pub(crate) fn object(&self, path: &str) -> Object {
+        self.contents.lock().unwrap().objects[path].clone()
+    }
+
+    /// How many conditions did not hold.
+    pub(crate) fn refused(&self) -> u32 {
+        self.contents.lock().unwrap().refused
+    }
+}
+
+async fn serve(mut stream: TcpStream, contents: Arc<Mutex<Contents>>) {
+    let mut bytes = Vec::new();
+    let (head, body) = loop {
+        if stream.read_buf(&mut bytes).await.unwrap() == 0 {
+            return;
+        }
+        let text = String::from_utf8(bytes.clone()).unwrap();
+        let Some((head, body)) = text.split_once("\r\n\r\n") else {
+            continue;
+        };
+        let length = header(head, "content-length").map_or(0, |length| length.parse().unwrap());
+        if body.len() >= length {
+            break (head.to_owned(), body.to_owned());
+        }
+    };
+    let answer = answer(&head, body, &mut contents.lock().unwrap());
+    stream.write_all(answer.as_bytes()).await.unwrap();
+}
+
+fn answer(head: &str, body: String, contents: &mut Contents) -> String {
+    let mut words = head.split(' ');
+    let (method, path) = (words.next().unwrap(), words.next().unwrap());
+    let found = contents.objects.get(path).cloned();
+    if method == "GET" {
+        if let Some((body, token)) = contents.after_next_get.take() {
+            contents.write(path, body, token);
+        }
+        return match found {
+            Some(Object { body, token, etag }) => {
+                let headers = format!("ETag: {etag}\r\n{TOKEN}: {token}\r\n");
+                response("200 OK", &headers, &body)
+            }
+            None => response("404 Not Found", "", ""),
+        };
+    }
+    assert_eq!(method, "PUT", "{head}");
+    let etag = found.map(|object| object.etag);
+    let holds = match (header(head, "if-match"), header(head, "if-none-match")) {
+        (Some(expected), None) => etag.as_deref() == Some(expected),
+        (None, Some("*")) => etag.is_none(),
+        (None, None) => true,
+        _ => panic!("{head}"),
+    };
+    if !holds {
+        contents.refused += 1;
+        return response("412 Precondition Failed", "", "");
+    }
+    let token = header(head, TOKEN).unwrap().parse().unwrap();
+    contents.write(path, body, token);
+    response("200 OK", "", "")
+}
+
+fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
+    head.lines().skip(1).find_map(|line| {
+        let (found, value) = line.split_once(':')?;
+        found.eq_ignore_ascii_case(name).then_some(value.trim())
+    })
+}
+
+fn response(status: &str, headers: &str, body: &str) -> String {
+    let length = body.len();
+    format!(
+        "HTTP/1.1 {status}\r\n{headers}Content-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+    )
+}
