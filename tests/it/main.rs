@@ -21,6 +21,7 @@ mod fence_kit;
 mod fence_objects;
 mod fence_property;
 mod fence_world;
+mod fence_zombies;
 mod flood;
 mod health;
 mod leaps;

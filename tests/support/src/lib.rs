@@ -9,6 +9,7 @@
 //! needs; they return an error only where the failure is what a test is about.
 
 pub mod calls;
+pub mod fence;
 pub mod history;
 pub mod leash;
 pub mod pgbouncer;
