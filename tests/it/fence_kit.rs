@@ -148,7 +148,11 @@ async fn a_watcher_may_look_and_a_stranger_may_not() {
     let client = database.client().await;
     let role = role(&database, "").await;
     client
-        .run(&format!("CREATE ROLE stranger_{role}; SET ROLE {role}"))
+        .run(&format!(
+            "CREATE TABLE t (fencing_token bigint);
+             CREATE TRIGGER g AFTER INSERT OR UPDATE OR DELETE ON t FOR EACH ROW EXECUTE FUNCTION fence.guard('t');
+             CREATE ROLE stranger_{role}; GRANT INSERT, DELETE ON t TO stranger_{role}; SET ROLE {role}"
+        ))
         .await;
     may(
         &client,
@@ -163,7 +167,37 @@ async fn a_watcher_may_look_and_a_stranger_may_not() {
     client
         .run(&format!("RESET ROLE; SET ROLE stranger_{role}"))
         .await;
-    may(&client, &[("SELECT fence.check('r')", "42501")]).await;
+    may(
+        &client,
+        &[
+            ("SELECT fence.check('r')", "42501"),
+            ("DELETE FROM t", "00000"),
+            ("INSERT INTO t VALUES (5)", "42501"),
+        ],
+    )
+    .await;
+}
+
+/// The kit needs no superuser: its owner may be whoever owns the data.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_plain_role_may_install_it_and_owns_it() {
+    let database = fresh_database().await;
+    let client = database.client().await;
+    let name = database.name();
+    client
+        .run(&format!(
+            "CREATE ROLE owner_{name}; CREATE ROLE other_{name};
+             GRANT CREATE ON DATABASE {name} TO owner_{name}, other_{name}; SET ROLE owner_{name}"
+        ))
+        .await;
+    client.run(KIT).await;
+    client.run(KIT).await;
+    admit(&client, "r", 7).await.unwrap();
+    assert_eq!(state(admit(&client, "r", 6).await), "FP409");
+    client
+        .run(&format!("RESET ROLE; SET ROLE other_{name}"))
+        .await;
+    assert_eq!(state(client.batch_execute(KIT).await), "42501");
 }
 
 /// A caller's search path, temporary tables and operators change nothing.

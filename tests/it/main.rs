@@ -20,6 +20,7 @@ mod fence_guard;
 mod fence_kit;
 mod fence_objects;
 mod fence_property;
+mod fence_recipes;
 mod fence_world;
 mod fence_zombies;
 mod flood;
