@@ -109,4 +109,5 @@ if __name__ == "__main__":
     try:
         main(*sys.argv[1:])
     except Stale as stale:
-        sys.exit(print(f"stale: {stale}", file=sys.stderr) or 76)
+        print(f"stale: {stale}", file=sys.stderr)
+        sys.exit(76)
