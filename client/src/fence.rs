@@ -168,7 +168,9 @@ fn entered<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use std::{
         panic::{AssertUnwindSafe, catch_unwind},
+        sync::mpsc,
         thread,
+        time::Duration,
     };
 
     use super::*;
@@ -211,6 +213,25 @@ mod tests {
         assert!(panicked.is_err());
         assert_eq!(gate.admit("r", 4), Err(Stale { highest: 5 }));
         assert_eq!(gate.admit("r", 5), Ok(()));
+    }
+
+    #[test]
+    fn nobody_shows_a_token_during_a_write() {
+        let gate = Gate::new();
+        let (shown, seen) = mpsc::channel();
+        thread::scope(|scope| {
+            let during = gate.run("r", 5, || {
+                scope.spawn(|| {
+                    gate.admit("another", 1).unwrap();
+                    gate.admit("r", 6).unwrap();
+                    shown.send(()).unwrap();
+                });
+                seen.recv_timeout(Duration::from_millis(100))
+            });
+            assert_eq!(during, Ok(Err(mpsc::RecvTimeoutError::Timeout)));
+            assert_eq!(seen.recv(), Ok(()));
+        });
+        assert_eq!(gate.highest("r"), Some(6));
     }
 
     /// The write that stands last is that of the highest token, whoever comes in
