@@ -158,8 +158,13 @@ impl Session {
         assert_eq!(acquire("a", "r").await, "granted");
         assert_eq!(acquire("a", "r").await, "replayed");
         assert_eq!(acquire("b", "").await, "held");
-        let renew = format!("'{name}', 'a', {}, null", token().await);
-        assert_eq!(self.run("renew", &renew, "outcome").await, "renewed");
+        for skip_locked in [false, true] {
+            let token = token().await;
+            let renew = format!("'{{{name}}}', '{{a}}', '{{{token}}}', '{{null}}', {skip_locked}");
+            assert_eq!(self.run("renew", &renew, "outcome").await, "renewed");
+        }
+        let missing = "'{nobody}', '{a}', '{1}', '{null}', true";
+        assert_eq!(self.run("renew", missing, "outcome").await, "not_found");
         assert_eq!(acquire("a", "r").await, "spent");
         assert_eq!(acquire("a", "").await, "granted");
         let release = format!("'{name}', 'a', {}", token().await);
