@@ -13,7 +13,10 @@ use std::{
 
 use fencepost_proto::v1::lock_service_client::LockServiceClient;
 use tokio::time::{Instant, sleep, timeout};
-use tonic::{Request, Response, Status, Streaming, transport::Channel};
+use tonic::{
+    Request, Response, Status, Streaming,
+    transport::{Channel, Endpoint},
+};
 use tonic_types::StatusExt as _;
 
 use crate::{
@@ -28,6 +31,10 @@ pub(crate) type Stub = LockServiceClient<Channel>;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// The longest pause of our own accord. A server may ask for a longer one.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// HTTP/2 libraries allow small frames up to half of this window, and end a
+/// connection on which thousands of streams speak at once beyond it.
+const STREAMS_WINDOW: u32 = 16 * 1024 * 1024;
 
 /// An answer, with what the caller needs to judge it.
 #[derive(Debug)]
@@ -55,13 +62,24 @@ impl From<Failure> for Error {
 #[derive(Debug)]
 pub(crate) struct Servers {
     channels: Vec<Channel>,
+    /// Connections for streams alone: enough calls that are cancelled at once
+    /// kill the connection they are on.
+    streams: Vec<Channel>,
     preferred: AtomicUsize,
 }
 
 impl Servers {
-    pub(crate) fn new(channels: Vec<Channel>) -> Self {
+    /// Connects nothing yet.
+    pub(crate) fn new(endpoints: &[Endpoint]) -> Self {
+        let for_streams = |endpoint: &Endpoint| {
+            endpoint
+                .clone()
+                .initial_connection_window_size(STREAMS_WINDOW)
+                .connect_lazy()
+        };
         Self {
-            channels,
+            channels: endpoints.iter().map(Endpoint::connect_lazy).collect(),
+            streams: endpoints.iter().map(for_streams).collect(),
             preferred: AtomicUsize::new(0),
         }
     }
@@ -81,7 +99,7 @@ impl Servers {
             let index = (first + attempt) % self.channels.len();
             let limit = share(deadline, self.channels.len() - attempt);
             let asked = Instant::now();
-            let stub = Stub::new(self.channels[index].clone());
+            let stub = Stub::new(self.streams[index].clone());
             match timeout(limit, method(stub, Request::new(message.clone()))).await {
                 Ok(Ok(response)) => {
                     self.preferred.store(index, Ordering::Relaxed);

@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use fencepost_proto::v1;
+use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::{
@@ -45,7 +46,7 @@ impl Client {
     /// When one of them is not `http://host:port`.
     pub fn connect_lazy(endpoints: &str) -> Result<Self, EndpointsError> {
         Ok(Self {
-            servers: Arc::new(Servers::new(endpoints::parse(endpoints)?)),
+            servers: Arc::new(Servers::new(&endpoints::parse(endpoints)?)),
             timeout: Self::DEFAULT_TIMEOUT,
         })
     }
@@ -180,13 +181,14 @@ impl Client {
             ttl: options.ttl.map(proto_ttl).transpose()?,
             max_duration: options.max_duration.map(proto_ttl).transpose()?,
         };
+        let begun = Instant::now();
         let (messages, asked) = self
             .servers
             .open(self.timeout, request, async |mut stub, request| {
                 stub.keep_alive(request).await
             })
             .await?;
-        Ok(KeepAlive::new(messages, asked))
+        Ok(KeepAlive::new(messages, asked, begun + self.timeout))
     }
 
     /// Looks at the lock: its live lease, or `None` when it is free. A caller

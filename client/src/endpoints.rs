@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::transport::{Endpoint, Uri};
 
 /// How long a connection attempt may take before the next server is tried.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
@@ -41,8 +41,8 @@ pub enum EndpointProblem {
     MoreThanAnAddress,
 }
 
-/// One channel for each endpoint, in their order. Nothing is connected yet.
-pub(crate) fn parse(endpoints: &str) -> Result<Vec<Channel>, EndpointsError> {
+/// Each endpoint, in their order. Nothing is connected yet.
+pub(crate) fn parse(endpoints: &str) -> Result<Vec<Endpoint>, EndpointsError> {
     let numbered = endpoints.split(',').zip(1..);
     numbered
         .map(|(text, position)| {
@@ -51,7 +51,7 @@ pub(crate) fn parse(endpoints: &str) -> Result<Vec<Channel>, EndpointsError> {
         .collect()
 }
 
-fn parse_one(text: &str) -> Result<Channel, EndpointProblem> {
+fn parse_one(text: &str) -> Result<Endpoint, EndpointProblem> {
     if text.is_empty() {
         return Err(EndpointProblem::Empty);
     }
@@ -67,11 +67,10 @@ fn parse_one(text: &str) -> Result<Channel, EndpointProblem> {
     if authority.host().is_empty() {
         return Err(EndpointProblem::NotAUrl);
     }
-    let endpoint = Endpoint::from(uri)
+    Ok(Endpoint::from(uri)
         .connect_timeout(CONNECT_LIMIT)
         .http2_keep_alive_interval(PING_INTERVAL)
-        .keep_alive_timeout(PING_LIMIT);
-    Ok(endpoint.connect_lazy())
+        .keep_alive_timeout(PING_LIMIT))
 }
 
 #[cfg(test)]
@@ -80,7 +79,7 @@ mod tests {
 
     #[tokio::test]
     async fn lists() {
-        let count = |text| parse(text).map(|channels| channels.len());
+        let count = |text| parse(text).map(|endpoints| endpoints.len());
         assert_eq!(count("http://127.0.0.1:50051"), Ok(1));
         assert_eq!(count(" http://a:1 , http://[::1]:2/ "), Ok(2));
         let problem = |position, problem| Err(EndpointsError { position, problem });

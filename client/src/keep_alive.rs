@@ -10,7 +10,7 @@
 use std::time::{Duration, SystemTime};
 
 use fencepost_proto::v1;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 use tonic::Streaming;
 
 use crate::{
@@ -35,6 +35,8 @@ pub struct KeepAliveOptions {
 pub struct KeepAlive {
     messages: Streaming<v1::KeepAliveResponse>,
     asked: Instant,
+    /// When the first word must have come.
+    patience: Instant,
     first: Option<First>,
 }
 
@@ -58,10 +60,15 @@ pub struct Renewal {
 }
 
 impl KeepAlive {
-    pub(crate) fn new(messages: Streaming<v1::KeepAliveResponse>, asked: Instant) -> Self {
+    pub(crate) fn new(
+        messages: Streaming<v1::KeepAliveResponse>,
+        asked: Instant,
+        patience: Instant,
+    ) -> Self {
         Self {
             messages,
             asked,
+            patience,
             first: None,
         }
     }
@@ -69,12 +76,23 @@ impl KeepAlive {
     /// Waits for the next renewal. There is no end but an error, and after one
     /// nobody renews; may be dropped and called again.
     ///
+    /// The first one comes at once, or the time for a call is over. How long to
+    /// wait for another is the caller's to say: until the lease's deadline.
+    ///
     /// # Errors
     ///
     /// [`Lost`](Error::Lost) when the lease is over. After every other error the
     /// lease stands until its deadline: open another stream, or renew.
     pub async fn next(&mut self) -> Result<Renewal, Error> {
-        let message = match self.messages.message().await {
+        let message = self.messages.message();
+        let message = match self.first {
+            // A proxy in between may be well while the server is not.
+            None => timeout_at(self.patience, message)
+                .await
+                .map_err(|_elapsed| Error::TimedOut)?,
+            Some(_) => message.await,
+        };
+        let message = match message {
             Ok(Some(message)) => message,
             // No server of ours ends a stream well.
             Ok(None) => {

@@ -68,14 +68,15 @@ pub(crate) async fn run(args: Args, client: &Client, output: &Output) -> Result<
         };
         match answer {
             Ok(renewal) => {
-                deadline = Some(Instant::now() + renewal.lock.remaining);
+                let until = Instant::now() + renewal.lock.remaining;
+                deadline = Some(until);
                 output.renewal(&renewal)?;
                 let last_word = renewal.stream_remaining < longest_silence(&renewal.lock);
                 // Never on its first word, or short streams would chase each other.
                 if last_word && spoken {
                     // The old one is dropped once the new one is open; when that
                     // fails it has its own time left.
-                    if let Ok(next) = open().await {
+                    if let Ok(Ok(next)) = timeout_at(until, open()).await {
                         stream = Some(next);
                         spoken = false;
                         continue;
