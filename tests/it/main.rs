@@ -25,6 +25,7 @@ mod fence_world;
 mod fence_zombies;
 mod flood;
 mod health;
+mod keep_alive;
 mod leaps;
 mod limits;
 mod limits_ttl;

@@ -1,0 +1,78 @@
+//! The caller's deadline ends a stream; the server's own limit for calls does
+//! not.
+
+use std::time::{Duration, Instant};
+
+use fencepost_support::{
+    Server,
+    calls::{expect_retryable, granted, refused},
+    postgres::fresh_database,
+};
+use tonic::{Code, Request};
+
+use super::stage::{Stream, request, request_for};
+use crate::world::{LONG, client, fresh};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_callers_deadline_ends_a_stream_and_not_its_lease() {
+    let (mut client, name) = (client().await, fresh("deadline"));
+    let lock = granted(&mut client, &name, "a", LONG).await;
+    // Within the time for a call, and beyond it; in the middle of an interval.
+    for (timeout, limit) in [("700m", 700), ("7S", 7_000)] {
+        let mut timed = Request::new(fencepost_proto::v1::KeepAliveRequest {
+            ttl: Some(fencepost_support::calls::seconds(1)),
+            ..request_for(&lock, LONG)
+        });
+        // Written by hand, so that no timer of the client's own answers first.
+        timed
+            .metadata_mut()
+            .insert("grpc-timeout", timeout.parse().unwrap());
+        let opened = Instant::now();
+        let mut stream = Stream::try_open(&mut client, timed).await.unwrap();
+        stream.next().await;
+        let status = stream.expect_end(Code::DeadlineExceeded, "DEADLINE").await;
+        let took = opened.elapsed();
+        println!("{timeout}: ended after {took:?}");
+        expect_retryable(&status);
+        let limit = Duration::from_millis(limit);
+        assert!(took >= limit - Duration::from_millis(20), "{took:?}");
+        assert!(took < limit + Duration::from_secs(1), "{took:?}");
+
+        // The lease lives, and the next stream goes on with it.
+        refused(&mut client, &name, "b", LONG).await;
+        let mut next = Stream::open(&mut client, request(&lock)).await;
+        assert_eq!(next.next().await.lock.fencing_token, lock.fencing_token);
+    }
+}
+
+/// A deadline far away, as some libraries send it, is none.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deadline_in_the_far_future_is_no_trouble() {
+    let (mut client, name) = (client().await, fresh("far"));
+    let lock = granted(&mut client, &name, "a", LONG).await;
+    for timeout in ["99999999H", "99999999M", "99999999S", "86400S"] {
+        let mut timed = Request::new(request(&lock));
+        timed
+            .metadata_mut()
+            .insert("grpc-timeout", timeout.parse().unwrap());
+        let mut stream = Stream::try_open(&mut client, timed).await.unwrap();
+        stream.next().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_servers_limit_for_calls_does_not_cut_a_stream() {
+    let database = fresh_database().await;
+    let server = Server::builder(&database.url())
+        .flag("--request-timeout", "1s")
+        .start()
+        .await;
+    server.wait_ready().await;
+    let mut client = server.client().await;
+    let lock = granted(&mut client, "a", "a", Duration::from_secs(2)).await;
+    let mut stream = Stream::open(&mut client, request(&lock)).await;
+    let opened = Instant::now();
+    while opened.elapsed() < Duration::from_secs(4) {
+        stream.next().await;
+    }
+}
