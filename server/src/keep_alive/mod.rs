@@ -32,9 +32,11 @@
 //! One task renews for all streams ([`schedule`]): a stream costs an entry in
 //! its table, no task and no timer. What is due goes to the database in one
 //! statement at a time, the lease that ends first in front; what became due
-//! meanwhile goes with the next one. A stream that has vanished is dropped when
+//! meanwhile goes with the next one. A statement that is not answered in time
+//! for another attempt is sent again on another connection. A stream that has vanished is dropped when
 //! its next event is due, and is never renewed again.
 
+mod batches;
 mod schedule;
 
 use std::{sync::Arc, time::Duration};

@@ -3,7 +3,6 @@
 use std::{
     collections::{BTreeSet, HashMap},
     future::pending,
-    pin::Pin,
     sync::Arc,
     time::Duration,
 };
@@ -15,10 +14,13 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{End, Keep, KeepAliveConfig, Kept, Opened, State};
+use super::{
+    End, Keep, KeepAliveConfig, Kept, Opened, State,
+    batches::{Answer, Attempt, Batches, Id},
+};
 use crate::{
-    lock::{Lease, Outage, RenewError},
-    store::{Renew, Renewal, Renewed, Store},
+    lock::{Lease, RenewError},
+    store::{Renewal, Renewed, Store},
 };
 
 /// How many leases go into one statement, which locks all of their rows.
@@ -30,16 +32,14 @@ const SINGLES: usize = 64;
 /// The longest silence of a stream; common proxies cut after a minute.
 const LONGEST_INTERVAL: Duration = Duration::from_secs(20);
 
-/// How soon a renewal without a verdict is tried again, at most.
+/// How soon a locked row is tried again, at most.
 const RETRY: Duration = Duration::from_millis(500);
+
+/// How long the database is left alone when a batch failed, about.
+const REST: Duration = Duration::from_millis(50);
 
 /// The default of `max_duration`, in TTLs.
 const DEFAULT_TTLS: u32 = 5;
-
-type Id = u64;
-
-/// A batch under way, and whose it is.
-type InFlight = Pin<Box<dyn Future<Output = (Vec<Id>, Result<Vec<Renewal>, Outage>)> + Send>>;
 
 struct Stream {
     keep: Keep,
@@ -52,6 +52,9 @@ struct Stream {
     ends_at: Option<Instant>,
     /// When to renew next. None while a renewal is queued or under way.
     due: Option<Instant>,
+    /// Counts the renewals that were queued: an earlier one that fails late
+    /// changes nothing.
+    attempt: u64,
 }
 
 impl Stream {
@@ -77,8 +80,15 @@ impl Stream {
         }
     }
 
-    fn renewed(&mut self, renewed: Renewed, now: Instant, config: &KeepAliveConfig) {
+    /// Its lease was renewed, by an attempt that began at `sent`.
+    fn renewed(&mut self, renewed: Renewed, sent: Instant, latest: bool, config: &KeepAliveConfig) {
         let Renewed { lease, slack } = renewed;
+        let now = Instant::now();
+        let trusted_until = now + trusted_for(&lease);
+        // A late answer takes nothing back, unless what it meets is a guess.
+        if latest || self.ends_at.is_none() || trusted_until > self.trusted_until {
+            self.trusted_until = trusted_until;
+        }
         let ends_at = *self.ends_at.get_or_insert_with(|| {
             let asked = self
                 .keep
@@ -86,8 +96,9 @@ impl Stream {
                 .unwrap_or(lease.ttl.saturating_mul(DEFAULT_TTLS));
             self.opened + asked.min(config.max_duration)
         });
-        self.trusted_until = now + trusted_for(&lease);
-        self.due = Some(now + interval(lease.ttl));
+        if latest {
+            self.due = Some((sent + interval(lease.ttl)).max(now));
+        }
         self.out.send_replace(State::Renewed(Arc::new(Kept {
             lease,
             slack,
@@ -110,8 +121,9 @@ fn interval(ttl: Duration) -> Duration {
         .mul_f64(rand::random_range(0.8..1.0))
 }
 
-fn retry() -> Duration {
-    RETRY.mul_f64(rand::random_range(0.2..1.0))
+/// Soon, and several times before the deadline.
+fn retry(left: Duration) -> Duration {
+    RETRY.min(left / 4).mul_f64(rand::random_range(0.2..1.0))
 }
 
 pub(super) async fn run(
@@ -126,40 +138,25 @@ pub(super) async fn run(
         streams: HashMap::new(),
         events: BTreeSet::new(),
         ready: Vec::new(),
+        rests_until: Instant::now(),
+        batches: Batches::default(),
         singles: JoinSet::new(),
         next_id: 0,
     };
-    let mut in_flight: Option<InFlight> = None;
     loop {
-        if in_flight.is_none() {
-            in_flight = schedule.next_batch();
-        }
-        let next_event = schedule.events.first().map(|(time, _)| *time);
+        schedule.send_batch();
         tokio::select! {
             () = closing.cancelled() => break,
             Some(stream) = opened.recv() => schedule.open(stream),
-            () = passed(next_event) => {
-                schedule.look();
-            }
-            (ids, answer) = finished(&mut in_flight) => {
-                in_flight = None;
-                schedule.batch_answered(ids, answer);
-            }
-            Some(Ok((id, answer))) = schedule.singles.join_next(), if !schedule.singles.is_empty() => {
-                schedule.answered(id, answer);
+            () = passed(schedule.next_look()) => schedule.look(),
+            Some(answer) = schedule.batches.next() => schedule.batch_answered(answer),
+            Some(Ok((attempt, answer))) = schedule.singles.join_next(), if !schedule.singles.is_empty() => {
+                schedule.answered(attempt, Instant::now(), answer);
             }
         }
     }
     for stream in schedule.streams.into_values() {
         stream.out.send_replace(State::Ended(End::Draining));
-    }
-}
-
-/// The answer of the batch under way; waits for ever when there is none.
-async fn finished(in_flight: &mut Option<InFlight>) -> (Vec<Id>, Result<Vec<Renewal>, Outage>) {
-    match in_flight {
-        Some(batch) => batch.await,
-        None => pending().await,
     }
 }
 
@@ -179,8 +176,11 @@ struct Schedule {
     events: BTreeSet<(Instant, Id)>,
     /// Streams whose renewal is due and not under way.
     ready: Vec<Id>,
+    /// No batch goes out before: one has just failed.
+    rests_until: Instant,
+    batches: Batches,
     /// Renewals of rows that were locked by somebody else.
-    singles: JoinSet<(Id, Result<Renewed, RenewError>)>,
+    singles: JoinSet<(Attempt, Result<Renewed, RenewError>)>,
     next_id: Id,
 }
 
@@ -196,10 +196,11 @@ impl Schedule {
             trusted_until: now + self.config.first,
             ends_at: None,
             due: None,
+            attempt: 0,
         };
         self.events.insert((stream.next_event(), id));
         self.streams.insert(id, stream);
-        self.ready.push(id);
+        self.queue(id);
     }
 
     /// Runs `change` on a stream and keeps its event in step.
@@ -224,7 +225,19 @@ impl Schedule {
         }
     }
 
-    /// Looks at every stream whose event has come.
+    /// When to look at the streams, or at what is under way, again.
+    fn next_look(&self) -> Option<Instant> {
+        let event = self.events.first().map(|(time, _)| *time);
+        let rested = (!self.ready.is_empty() && self.rests_until > Instant::now())
+            .then_some(self.rests_until);
+        [event, rested, self.batches.overdue_at()]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    /// Looks at every stream whose event has come, and at batches without an
+    /// answer: they are not waited for any longer, but sent again elsewhere.
     fn look(&mut self) {
         let now = Instant::now();
         while let Some(&(time, id)) = self.events.first() {
@@ -242,79 +255,129 @@ impl Schedule {
             } else {
                 // Only the renewal is left to be due.
                 self.with(id, |stream| stream.due = None);
-                self.ready.push(id);
+                self.queue(id);
+            }
+        }
+        for attempt in self.batches.overdue(now) {
+            if self.is_latest(attempt) {
+                self.queue(attempt.id);
             }
         }
     }
 
-    /// The most urgent of what is due, as one statement.
-    fn next_batch(&mut self) -> Option<InFlight> {
+    fn queue(&mut self, id: Id) {
+        if let Some(stream) = self.streams.get_mut(&id) {
+            stream.attempt += 1;
+            self.ready.push(id);
+        }
+    }
+
+    fn is_latest(&self, attempt: Attempt) -> bool {
+        self.streams
+            .get(&attempt.id)
+            .is_some_and(|stream| stream.attempt == attempt.number)
+    }
+
+    /// Sends the most urgent of what is due as one statement, unless one is
+    /// under way that may still be answered in time.
+    fn send_batch(&mut self) {
+        let now = Instant::now();
+        if self.ready.is_empty() || now < self.rests_until || !self.batches.has_room() {
+            return;
+        }
         let streams = &self.streams;
         self.ready.retain(|id| {
             streams
                 .get(id)
                 .is_some_and(|stream| !stream.out.is_closed())
         });
-        if self.ready.is_empty() {
-            return None;
-        }
         self.ready
             .sort_by_key(|id| streams.get(id).map(|stream| stream.trusted_until));
-        let ids: Vec<Id> = self.ready.drain(..self.ready.len().min(BATCH)).collect();
-        let asks: Vec<Renew> = ids
-            .iter()
-            .filter_map(|id| streams.get(id))
-            .map(|stream| stream.keep.renew.clone())
+        let most = self.ready.len().min(BATCH);
+        let batch: Vec<_> = self
+            .ready
+            .drain(..most)
+            .filter_map(|id| Some((id, streams.get(&id)?)))
             .collect();
-        let store = self.store.clone();
-        Some(Box::pin(async move {
-            let answer = store.renew_all(&asks).await;
-            (ids, answer)
-        }))
+        let Some((_, first)) = batch.first() else {
+            return;
+        };
+        // Half of the time that is left, so that another attempt fits in.
+        let patience = first.trusted_until.saturating_duration_since(now) / 2;
+        let (attempts, asks) = batch
+            .into_iter()
+            .map(|(id, stream)| {
+                let number = stream.attempt;
+                (Attempt { id, number }, stream.keep.renew.clone())
+            })
+            .unzip();
+        self.batches
+            .send(&self.store, attempts, asks, now + patience);
     }
 
-    fn batch_answered(&mut self, ids: Vec<Id>, answer: Result<Vec<Renewal>, Outage>) {
-        match answer {
+    fn batch_answered(&mut self, answer: Answer) {
+        let Answer {
+            attempts,
+            sent,
+            elsewhere,
+            result,
+        } = answer;
+        match result {
             Ok(renewals) => {
-                for (id, renewal) in ids.into_iter().zip(renewals) {
+                for (attempt, renewal) in attempts.into_iter().zip(renewals) {
                     match renewal {
-                        Renewal::Renewed(renewed) => self.answered(id, Ok(renewed)),
-                        Renewal::Failed(error) => self.answered(id, Err(error)),
-                        Renewal::Locked => self.renew_singly(id),
+                        Renewal::Renewed(renewed) => self.answered(attempt, sent, Ok(renewed)),
+                        Renewal::Failed(error) => self.answered(attempt, sent, Err(error)),
+                        // By our own earlier statement, as likely as not.
+                        Renewal::Locked if elsewhere => self.try_again(attempt),
+                        Renewal::Locked => self.renew_singly(attempt),
                     }
                 }
             }
             Err(outage) => {
-                tracing::debug!(error = %crate::telemetry::Chain(&outage), streams = ids.len(), "renewals were not answered");
-                for id in ids {
-                    self.try_again(id);
+                tracing::debug!(error = %crate::telemetry::Chain(&outage), streams = attempts.len(), "renewals were not answered");
+                self.rests_until = Instant::now() + REST.mul_f64(rand::random_range(0.5..1.5));
+                for attempt in attempts {
+                    if self.is_latest(attempt) {
+                        self.queue(attempt.id);
+                    }
                 }
             }
         }
     }
 
-    fn answered(&mut self, id: Id, answer: Result<Renewed, RenewError>) {
+    fn answered(&mut self, attempt: Attempt, sent: Instant, answer: Result<Renewed, RenewError>) {
         let config = self.config;
+        let latest = self.is_latest(attempt);
         match answer {
-            Ok(renewed) => self.with(id, |stream| {
-                stream.renewed(renewed, Instant::now(), &config)
+            Ok(renewed) => self.with(attempt.id, |stream| {
+                stream.renewed(renewed, sent, latest, &config)
             }),
-            Err(RenewError::Lost(loss)) => self.close(id, Some(End::Lost(loss))),
-            Err(RenewError::Outage(_)) => self.try_again(id),
+            Err(RenewError::Lost(loss)) => self.close(attempt.id, Some(End::Lost(loss))),
+            Err(RenewError::Outage(outage)) => {
+                tracing::debug!(error = %crate::telemetry::Chain(&outage), "a renewal has no verdict");
+                self.try_again(attempt);
+            }
         }
     }
 
-    fn try_again(&mut self, id: Id) {
-        self.with(id, |stream| stream.due = Some(Instant::now() + retry()));
+    fn try_again(&mut self, attempt: Attempt) {
+        if self.is_latest(attempt) {
+            self.with(attempt.id, |stream| {
+                let now = Instant::now();
+                let left = stream.trusted_until.saturating_duration_since(now);
+                stream.due = Some(now + retry(left));
+            });
+        }
     }
 
     /// Waits for a locked row where the wait delays nobody else.
-    fn renew_singly(&mut self, id: Id) {
-        let Some(stream) = self.streams.get(&id) else {
+    fn renew_singly(&mut self, attempt: Attempt) {
+        let Some(stream) = self.streams.get(&attempt.id) else {
             return;
         };
         if self.singles.len() >= SINGLES {
-            self.try_again(id);
+            self.try_again(attempt);
             return;
         }
         let (store, ask, deadline) = (
@@ -323,6 +386,6 @@ impl Schedule {
             stream.trusted_until,
         );
         self.singles
-            .spawn(async move { (id, store.renew(ask, deadline).await) });
+            .spawn(async move { (attempt, store.renew(ask, deadline).await) });
     }
 }

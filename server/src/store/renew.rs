@@ -58,17 +58,28 @@ impl Store {
         .await
     }
 
-    /// Renews many leases of different resources in one statement. The answer
-    /// has one entry for each, in order.
+    /// Renews many leases in one statement, on a connection of their own, or
+    /// `elsewhere` when that one does not answer. The answer has one entry for
+    /// each, in order.
     ///
     /// Not detached: its caller is the one task that renews for all streams.
-    pub(crate) async fn renew_all(&self, asks: &[Renew]) -> Result<Vec<Renewal>, Outage> {
-        let deadline = Instant::now() + self.0.config.limits.statement;
-        match self
-            .0
-            .send_renew(&self.0.renewals, asks, true, deadline)
-            .await
-        {
+    pub(crate) async fn renew_all(
+        &self,
+        asks: &[Renew],
+        elsewhere: bool,
+    ) -> Result<Vec<Renewal>, Outage> {
+        let (own, deadline) = (
+            &self.0.renewals,
+            Instant::now() + self.0.config.limits.statement,
+        );
+        let elsewhere = elsewhere || own.lingering() > 0;
+        let pool = if elsewhere { &self.0.pool } else { own };
+        let answer = self.0.send_renew(pool, asks, true, deadline).await;
+        if elsewhere && answer.is_ok() {
+            // The database answers, so what is overdue is not worth the wait.
+            own.let_go();
+        }
+        match answer {
             Ok(renewals) => Ok(renewals),
             // One of them may be the cause, and must not stop the others.
             Err(Failure::Conflict(_) | Failure::Refused(_)) => {
