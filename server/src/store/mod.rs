@@ -156,6 +156,14 @@ impl Store {
         })))
     }
 
+    /// Refuses to promise what a crash would make the database forget.
+    fn check_durable(&self) -> Result<(), Outage> {
+        if *self.0.health.borrow() == Health::Unfit(Unfit::FsyncOff) {
+            return Err(Outage::Unavailable(Box::new(Because("fsync is off"))));
+        }
+        Ok(())
+    }
+
     /// Runs a call's database work in a task of its own, so that a caller that
     /// goes away, or whose time is over, cannot cancel it. Only the answer is
     /// lost then.
@@ -173,9 +181,7 @@ impl Store {
         if self.0.tracker.is_closed() {
             return Err(Outage::Draining.into());
         }
-        if *self.0.health.borrow() == Health::Unfit(Unfit::FsyncOff) {
-            return Err(Outage::Unavailable(Box::new(Because("fsync is off"))).into());
-        }
+        self.check_durable()?;
         let permit = Arc::clone(&self.0.permits)
             .try_acquire_owned()
             .map_err(|_| Outage::Overloaded)?;

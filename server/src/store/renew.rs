@@ -68,6 +68,7 @@ impl Store {
         asks: &[Renew],
         elsewhere: bool,
     ) -> Result<Vec<Renewal>, Outage> {
+        self.check_durable()?;
         let (own, deadline) = (
             &self.0.renewals,
             Instant::now() + self.0.config.limits.statement,
