@@ -14,7 +14,7 @@ BIN := $(or $(CARGO_TARGET_DIR),target)/debug
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: ## Install PostgreSQL's programs, PgBouncer and faketime when missing
+setup: ## Install PostgreSQL's programs, PgBouncer, HAProxy and faketime when missing
 	@deploy/setup.sh test
 
 run: ## Build and start the server on a private Postgres (ARGS='--listen ...')

@@ -2,14 +2,14 @@
 # Installs what Fencepost needs from outside, when it is missing.
 #
 #   setup.sh          PostgreSQL's programs, for the private Postgres
-#   setup.sh test     also PgBouncer, faketime and Python 3, for the tests
+#   setup.sh test     also PgBouncer, HAProxy, faketime and Python 3, for the tests
 #   setup.sh where    prints the directory of PostgreSQL's programs
 #
 # With everything in place it says nothing, changes nothing and takes no time.
 # It never touches a cluster, a service or a setting that is already there.
 set -eu
 
-# Debian keeps pgbouncer out of a plain user's path.
+# Debian keeps pgbouncer and haproxy out of a plain user's path.
 PATH=$PATH:/usr/sbin:/sbin
 
 say() { printf 'setup: %s\n' "$*" >&2; }
@@ -101,26 +101,26 @@ apt_postgres() {
     apt_install postgresql
 }
 
-# Debian's package enables and starts a service. The mask lives in /run: were
+# Debian's packages enable and start a service. The mask lives in /run: were
 # this script killed half-way, the next boot would forget it.
-apt_pgbouncer() {
+apt_without_service() {
     if [ -d /run/systemd/system ]; then
-        as_root systemctl --quiet --runtime mask pgbouncer.service
+        as_root systemctl --quiet --runtime mask "$1.service"
         installed=0
-        apt_install pgbouncer || installed=$?
-        as_root systemctl --quiet --runtime unmask pgbouncer.service
+        apt_install "$1" || installed=$?
+        as_root systemctl --quiet --runtime unmask "$1.service"
         [ "$installed" -eq 0 ] || return "$installed"
-        as_root systemctl --quiet disable pgbouncer.service 2>/dev/null
+        as_root systemctl --quiet disable "$1.service" 2>/dev/null
     else
-        apt_install pgbouncer
-        as_root update-rc.d pgbouncer disable >/dev/null
-        quietly as_root /etc/init.d/pgbouncer stop
+        apt_install "$1"
+        as_root update-rc.d "$1" disable >/dev/null
+        quietly as_root "/etc/init.d/$1" stop
     fi
 }
 
 # --- what is needed, by package manager --------------------------------------
 
-# install NAME: gets one of postgres, pgbouncer, faketime, python3, or says how.
+# install NAME: gets one of postgres, pgbouncer, haproxy, faketime, python3, or says how.
 install() {
     if have apt-get; then
         case $1 in
@@ -130,7 +130,7 @@ install() {
         can_install || die "$1 is missing. Run as root: apt-get install $package"
         case $1 in
         postgres) apt_postgres ;;
-        pgbouncer) apt_pgbouncer ;;
+        pgbouncer | haproxy) apt_without_service "$1" ;;
         *) apt_install "$package" ;;
         esac
     elif have dnf; then
@@ -182,6 +182,7 @@ test)
     need_build_tools
     need_postgres
     need_program pgbouncer
+    need_program haproxy
     need_program faketime
     need_program python3
     ;;

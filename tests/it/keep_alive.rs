@@ -6,7 +6,7 @@
     reason = "shown when a test fails, or when asked for"
 )]
 
-mod command;
+pub(crate) mod command;
 mod deadlines;
 mod ends;
 mod input;

@@ -26,6 +26,7 @@ mod fence_zombies;
 mod flood;
 mod health;
 mod keep_alive;
+mod keep_alive_holders;
 mod keep_alive_outage;
 mod leaps;
 mod limits;
