@@ -100,7 +100,8 @@ impl AppError {
 /// How long a start waits for the schema, which another replica may be making.
 const START_BUDGET: Duration = Duration::from_secs(30);
 
-/// How long clients get to close idle connections once all calls are over.
+/// How long clients get to close idle connections once all calls are over, and
+/// those of streams to hear of their next end.
 const FAREWELL: Duration = Duration::from_millis(300);
 
 /// A database to work with.
@@ -230,6 +231,8 @@ struct Server {
     /// Each ends with its name, so that a log can say which one it was.
     tasks: JoinSet<&'static str>,
     calls: TaskTracker,
+    /// Those who listen to streams.
+    listeners: TaskTracker,
     draining: CancellationToken,
     closing: CancellationToken,
 }
@@ -288,6 +291,7 @@ impl Server {
         let (keep_alive, schedule) =
             KeepAlive::new(store.clone(), config.keep_alive, closing.clone());
         tasks.spawn(named("keep alive", schedule));
+        let listeners = keep_alive.listeners();
         let served = service::serve(
             listener,
             config.service,
@@ -305,6 +309,7 @@ impl Server {
             store,
             tasks,
             calls,
+            listeners,
             draining,
             closing,
         })
@@ -336,9 +341,18 @@ impl Server {
             tracing::warn!("drain: out of time, work is left behind");
             return;
         }
-        let ends = async { while self.tasks.join_next().await.is_some() {} };
-        // What is open now is idle, or belongs to a client that does not answer.
-        let all_closed = timeout(FAREWELL, ends).await.is_ok();
+        let mut ends = pin!(async { while self.tasks.join_next().await.is_some() {} });
+        let all_closed = loop {
+            let left = self.listeners.len();
+            let patience = FAREWELL.min(deadline.saturating_duration_since(Instant::now()));
+            if timeout(patience, &mut ends).await.is_ok() {
+                break true;
+            }
+            // What is open now is idle, or belongs to a client that does not answer.
+            if self.listeners.len() >= left {
+                break false;
+            }
+        };
         tracing::info!(all_closed, "drained");
     }
 }

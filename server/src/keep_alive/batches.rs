@@ -8,6 +8,7 @@ use std::collections::HashMap;
 
 use tokio::{task::JoinSet, time::Instant};
 
+use super::Id;
 use crate::{
     lock::Outage,
     store::{Renew, Renewal, Store},
@@ -15,8 +16,6 @@ use crate::{
 
 /// How many may be under way, all but one of them overdue.
 const MOST: usize = 3;
-
-pub(super) type Id = u64;
 
 /// One renewal of one stream.
 #[derive(Debug, Clone, Copy)]

@@ -33,19 +33,28 @@
 //! its table, no task and no timer. What is due goes to the database in one
 //! statement at a time, the lease that ends first in front; what became due
 //! meanwhile goes with the next one. A statement that is not answered in time
-//! for another attempt is sent again on another connection. A stream that has vanished is dropped when
-//! its next event is due, and is never renewed again.
+//! for another attempt is sent again on another connection. A stream that has vanished is dropped at once,
+//! and is never renewed again.
 
 mod batches;
 mod schedule;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use tokio::{
     sync::{mpsc, watch},
     time::Instant,
 };
-use tokio_util::sync::CancellationToken;
+use tokio_util::{
+    sync::CancellationToken,
+    task::{TaskTracker, task_tracker::TaskTrackerToken},
+};
 
 use crate::{
     lock::{Lease, Loss, Outage},
@@ -102,15 +111,51 @@ pub(crate) struct KeepAliveConfig {
 
 /// A cheap handle on the schedule.
 #[derive(Clone)]
-pub(crate) struct KeepAlive(mpsc::Sender<Opened>);
+pub(crate) struct KeepAlive {
+    events: mpsc::Sender<Event>,
+    next_id: Arc<AtomicU64>,
+    listeners: TaskTracker,
+}
+
+type Id = u64;
+
+/// What the schedule is told.
+enum Event {
+    Opened(Opened),
+    /// Nobody listens any more.
+    Gone(Id),
+}
 
 /// A stream on its way to the schedule.
 struct Opened {
+    id: Id,
     keep: Keep,
     out: watch::Sender<State>,
 }
 
-/// How many streams may wait for the schedule, which takes them at once.
+/// Who listens to a stream. Dropping it closes the stream.
+pub(crate) struct Listener {
+    id: Id,
+    state: watch::Receiver<State>,
+    events: mpsc::Sender<Event>,
+    _counted: TaskTrackerToken,
+}
+
+impl Listener {
+    /// What the stream has to say.
+    pub(crate) fn state(&self) -> watch::Receiver<State> {
+        self.state.clone()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // Where there is no room, it is found out when it is due next.
+        let _ = self.events.try_send(Event::Gone(self.id));
+    }
+}
+
+/// How many events may wait for the schedule, which takes them at once.
 const QUEUE: usize = 1024;
 
 impl KeepAlive {
@@ -121,17 +166,35 @@ impl KeepAlive {
         config: KeepAliveConfig,
         closing: CancellationToken,
     ) -> (Self, impl Future<Output = ()> + Send + 'static) {
-        let (handle, opened) = mpsc::channel(QUEUE);
-        (Self(handle), schedule::run(store, config, opened, closing))
+        let (sender, events) = mpsc::channel(QUEUE);
+        let handle = Self {
+            events: sender,
+            next_id: Arc::default(),
+            listeners: TaskTracker::new(),
+        };
+        (handle, schedule::run(store, config, events, closing))
     }
 
-    /// Opens a stream. Dropping the receiver closes it.
-    pub(crate) async fn open(&self, keep: Keep) -> Result<watch::Receiver<State>, Outage> {
+    /// Opens a stream.
+    pub(crate) async fn open(&self, keep: Keep) -> Result<Listener, Outage> {
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let (out, state) = watch::channel(State::Opening);
-        self.0
-            .send(Opened { keep, out })
+        let listener = Listener {
+            id,
+            state,
+            events: self.events.clone(),
+            _counted: self.listeners.token(),
+        };
+        self.events
+            .send(Event::Opened(Opened { id, keep, out }))
             .await
             .map_err(|_| Outage::Draining)?;
-        Ok(state)
+        Ok(listener)
+    }
+
+    /// Counts the listeners: those of streams that have ended, too, until they
+    /// have heard it.
+    pub(crate) fn listeners(&self) -> TaskTracker {
+        self.listeners.clone()
     }
 }

@@ -15,8 +15,8 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    End, Keep, KeepAliveConfig, Kept, Opened, State,
-    batches::{Answer, Attempt, Batches, Id},
+    End, Event, Id, Keep, KeepAliveConfig, Kept, Opened, State,
+    batches::{Answer, Attempt, Batches},
 };
 use crate::{
     lock::{Lease, RenewError},
@@ -129,7 +129,7 @@ fn retry(left: Duration) -> Duration {
 pub(super) async fn run(
     store: Store,
     config: KeepAliveConfig,
-    mut opened: mpsc::Receiver<Opened>,
+    mut told: mpsc::Receiver<Event>,
     closing: CancellationToken,
 ) {
     let mut schedule = Schedule {
@@ -141,13 +141,15 @@ pub(super) async fn run(
         rests_until: Instant::now(),
         batches: Batches::default(),
         singles: JoinSet::new(),
-        next_id: 0,
     };
     loop {
         schedule.send_batch();
         tokio::select! {
             () = closing.cancelled() => break,
-            Some(stream) = opened.recv() => schedule.open(stream),
+            Some(event) = told.recv() => match event {
+                Event::Opened(stream) => schedule.open(stream),
+                Event::Gone(id) => schedule.close(id, None),
+            },
             () = passed(schedule.next_look()) => schedule.look(),
             Some(answer) = schedule.batches.next() => schedule.batch_answered(answer),
             Some(Ok((attempt, answer))) = schedule.singles.join_next(), if !schedule.singles.is_empty() => {
@@ -181,14 +183,11 @@ struct Schedule {
     batches: Batches,
     /// Renewals of rows that were locked by somebody else.
     singles: JoinSet<(Attempt, Result<Renewed, RenewError>)>,
-    next_id: Id,
 }
 
 impl Schedule {
-    fn open(&mut self, Opened { keep, out }: Opened) {
+    fn open(&mut self, Opened { id, keep, out }: Opened) {
         let now = Instant::now();
-        let id = self.next_id;
-        self.next_id += 1;
         let stream = Stream {
             keep,
             out,

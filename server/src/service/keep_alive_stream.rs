@@ -6,13 +6,12 @@ use std::{
 };
 
 use fencepost_proto::v1;
-use tokio::sync::watch;
 use tokio_stream::{Stream, wrappers::WatchStream};
 use tonic::Status;
 
 use super::{convert, status};
 use crate::{
-    keep_alive::{End, State},
+    keep_alive::{End, Listener, State},
     lock::Resource,
 };
 
@@ -20,14 +19,16 @@ use crate::{
 pub(super) struct KeepAliveStream {
     resource: Resource,
     states: WatchStream<State>,
+    _listener: Listener,
     ended: bool,
 }
 
 impl KeepAliveStream {
-    pub(super) fn new(resource: Resource, states: watch::Receiver<State>) -> Self {
+    pub(super) fn new(resource: Resource, listener: Listener) -> Self {
         Self {
             resource,
-            states: WatchStream::new(states),
+            states: WatchStream::new(listener.state()),
+            _listener: listener,
             ended: false,
         }
     }

@@ -107,7 +107,7 @@ impl LockService for Locks {
         let keep = convert::keep_alive(request.into_inner(), self.ttl, caller)?;
         let resource = keep.renew.resource.clone();
         match self.keep_alive.open(keep).await {
-            Ok(state) => Ok(Response::new(KeepAliveStream::new(resource, state))),
+            Ok(listener) => Ok(Response::new(KeepAliveStream::new(resource, listener))),
             Err(outage) => Err(status::keep_alive(outage, &resource)),
         }
     }
