@@ -27,6 +27,7 @@ mod flood;
 mod health;
 mod keep_alive;
 mod keep_alive_holders;
+mod keep_alive_many;
 mod keep_alive_outage;
 mod leaps;
 mod limits;
