@@ -5,11 +5,6 @@
 //! transport, or a proxy) the stream renews until its time is over. The bounds
 //! are the documented ones, and what they come to is printed.
 
-#![expect(
-    clippy::print_stdout,
-    reason = "shown when a test fails, or when asked for"
-)]
-
 use std::{
     net::SocketAddr,
     time::{Duration, Instant},
