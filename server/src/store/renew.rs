@@ -78,7 +78,7 @@ impl Store {
         let answer = self.0.send_renew(pool, asks, true, deadline).await;
         if elsewhere && answer.is_ok() {
             // The database answers, so what is overdue is not worth the wait.
-            own.let_go();
+            self.0.hosts.let_go();
         }
         match answer {
             Ok(renewals) => Ok(renewals),
