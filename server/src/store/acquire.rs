@@ -199,16 +199,8 @@ impl Inner {
             orphan,
             inner: Arc::clone(self),
         };
-        let lease = Lease {
-            resource: ask.resource.clone(),
-            owner: ask.owner.clone(),
-            token: FencingToken::stored(row::column(row, "fencing_token")?),
-            acquired_at: row::column(row, "acquired_at")?,
-            expires_at: row::column(row, "expires_at")?,
-            deadline: sent.after(row::remaining(row)?),
-            ttl: row::ttl(row)?,
-            labels: row::labels(row)?,
-        };
+        let token = FencingToken::stored(row::column(row, "fencing_token")?);
+        let lease = row::lease(row, sent, &ask.resource, ask.owner.clone(), token)?;
         let went_back = lease.token.get() <= highest;
         let over = lease.deadline.remaining().is_zero();
         match unclaimed.orphan.take() {

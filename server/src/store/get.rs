@@ -71,16 +71,8 @@ impl Inner {
         let Some(owner) = row::column::<Option<String>>(row, "owner")? else {
             return Ok(Look::Free);
         };
-        let lease = Lease {
-            resource: resource.clone(),
-            owner: Owner::stored(owner),
-            token: FencingToken::stored(row::column(row, "fencing_token")?),
-            acquired_at: row::column(row, "acquired_at")?,
-            expires_at: row::column(row, "expires_at")?,
-            deadline: answer.sent.after(row::remaining(row)?),
-            ttl: row::ttl(row)?,
-            labels: row::labels(row)?,
-        };
+        let token = FencingToken::stored(row::column(row, "fencing_token")?);
+        let lease = row::lease(row, answer.sent, resource, Owner::stored(owner), token)?;
         if lease.deadline.remaining().is_zero() {
             return Ok(Look::Over);
         }

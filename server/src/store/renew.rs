@@ -139,16 +139,7 @@ impl Inner {
     fn judge_renewal(&self, ask: &Renew, row: &Row, sent: Moment) -> Result<Renewal, Failure> {
         let refused: RenewError = match row::column(row, "outcome")? {
             "renewed" => {
-                let lease = Lease {
-                    resource: ask.resource.clone(),
-                    owner: ask.owner.clone(),
-                    token: ask.token,
-                    acquired_at: row::column(row, "acquired_at")?,
-                    expires_at: row::column(row, "expires_at")?,
-                    deadline: sent.after(row::remaining(row)?),
-                    ttl: row::ttl(row)?,
-                    labels: row::labels(row)?,
-                };
+                let lease = row::lease(row, sent, &ask.resource, ask.owner.clone(), ask.token)?;
                 if lease.deadline.remaining().is_zero() {
                     let late = Failure::unknown("the renewal came back with no time left");
                     return Ok(Renewal::Failed(Outage::from(late).into()));

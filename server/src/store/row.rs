@@ -6,7 +6,10 @@ use serde_json::Value;
 use tokio_postgres::{Row, types::FromSql};
 
 use super::failure::Failure;
-use crate::lock::Labels;
+use crate::{
+    clock::Moment,
+    lock::{FencingToken, Labels, Lease, Owner, Resource},
+};
 
 /// A column by name; a type that does not fit is a bug, not a panic.
 pub(super) fn column<'a, T: FromSql<'a>>(row: &'a Row, name: &str) -> Result<T, Failure> {
@@ -29,7 +32,7 @@ pub(super) fn micros(row: &Row, name: &str) -> Result<Duration, Failure> {
     Ok(Duration::from_micros(u64::try_from(micros).unwrap_or(0)))
 }
 
-pub(super) fn ttl(row: &Row) -> Result<Duration, Failure> {
+fn ttl(row: &Row) -> Result<Duration, Failure> {
     let millis: i64 = column(row, "ttl_ms")?;
     Ok(Duration::from_millis(u64::try_from(millis).unwrap_or(0)))
 }
@@ -56,4 +59,24 @@ pub(super) fn labels_json(labels: &Labels) -> Value {
         .iter()
         .map(|(key, value)| (key.clone(), Value::from(value.as_str())))
         .collect()
+}
+
+/// The lease that an answer sent at `sent` tells of.
+pub(super) fn lease(
+    row: &Row,
+    sent: Moment,
+    resource: &Resource,
+    owner: Owner,
+    token: FencingToken,
+) -> Result<Lease, Failure> {
+    Ok(Lease {
+        resource: resource.clone(),
+        owner,
+        token,
+        acquired_at: column(row, "acquired_at")?,
+        expires_at: column(row, "expires_at")?,
+        deadline: sent.after(remaining(row)?),
+        ttl: ttl(row)?,
+        labels: labels(row)?,
+    })
 }
