@@ -65,12 +65,7 @@ impl TestDir {
     /// [`helper`] alone.
     fn helper(&self) -> Command {
         let mut command = Command::new(env::current_exe().unwrap());
-        command.args([
-            "--exact",
-            "private_postgres::tests::helper",
-            "--ignored",
-            "--nocapture",
-        ]);
+        command.args(["--exact", "private_postgres::tests::helper", "--nocapture"]);
         command.env(HELPER_DIR, &self.0);
         command
     }
@@ -155,8 +150,8 @@ async fn life(data_dir: &Path) {
     fourth.stop().await.unwrap();
 }
 
+/// Other tests run it in a process of its own; without them it has nothing to do.
 #[tokio::test]
-#[ignore = "other tests run it in a process of its own"]
 async fn helper() {
     let Some(data_dir) = env::var_os(HELPER_DIR) else {
         return;
