@@ -10,6 +10,7 @@ pub(crate) mod command;
 mod deadlines;
 mod ends;
 mod input;
+mod races;
 pub(crate) mod stage;
 
 use std::time::{Duration, Instant};

@@ -17,6 +17,7 @@ use fencepost_support::{
     postgres::{Database, fresh_database},
     proxy::Proxy,
     server::{Builder, Client},
+    wait::within,
 };
 use tokio::{task::JoinSet, time::sleep};
 use tonic::Code;
@@ -226,7 +227,7 @@ async fn a_database_that_lost_its_fsync_renews_nothing() {
     let server = Server::start(&postgres.url()).await;
     let mut client = server.client().await;
     let lock = granted(&mut client, "a", "a", ttl).await;
-    let asks = request_for(&lock, Duration::from_secs(60));
+    let asks = request_for(&lock, Duration::from_secs(20));
     let mut stream = Stream::open(&mut client, asks).await;
     stream.next().await;
     postgres.configure("fsync", "off").await;
@@ -280,25 +281,29 @@ async fn a_killed_session_costs_no_lease() {
     }
 }
 
+/// Makes each renewal take long enough to be killed in the middle of it.
+const SLOW_ROWS: &str = "CREATE FUNCTION public.rest() RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN PERFORM pg_catalog.pg_sleep(0.005); RETURN NEW; END $$;
+    CREATE TRIGGER slow BEFORE UPDATE ON fencepost.locks
+    FOR EACH ROW EXECUTE FUNCTION public.rest()";
+
 #[tokio::test(flavor = "multi_thread")]
-async fn a_killed_session_costs_not_even_the_shortest_lease() {
+async fn a_session_killed_at_work_costs_not_even_the_shortest_lease() {
     let database = fresh_database().await;
     let server = Server::start(&database.url()).await;
     let mut client = server.client().await;
     let admin = database.client().await;
-    for round in 0..5 {
+    admin.run(SLOW_ROWS).await;
+    let at_work = format!("{TERMINATE} AND state = 'active'");
+    for round in 0..8 {
         let stem = format!("{round}");
-        let streams = open_many(
-            &mut client,
-            &database,
-            &stem,
-            10,
-            Duration::from_millis(500),
-        )
+        let shortest = Duration::from_millis(500);
+        let streams = open_many(&mut client, &database, &stem, 8, shortest).await;
+        let reports = follow_all(streams, Instant::now() + Duration::from_millis(1200));
+        within(Duration::from_secs(1), "one is at work", async || {
+            (admin.value::<i64>(&at_work).await > 0).then_some(())
+        })
         .await;
-        let reports = follow_all(streams, Instant::now() + Duration::from_secs(1));
-        sleep(Duration::from_millis(rand::random_range(100..250))).await;
-        admin.value::<i64>(TERMINATE).await;
         for report in reports.join_all().await {
             report.assert_kept("a stream");
         }
