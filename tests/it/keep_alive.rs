@@ -77,8 +77,9 @@ async fn a_lease_is_kept_over_a_hundred_intervals_at_the_right_pace() {
         "{} renewals every {least:?} to {most:?}, half of them {median:?}; {late} late",
         gaps.len()
     );
-    // A little early by chance; early ones are not all alike.
-    assert!(least > SHORT / 3 * 7 / 10, "{least:?}");
+    // A little early by chance; early ones are not all alike. The least is after
+    // one that landed late.
+    assert!(least > SHORT / 3 / 2, "{least:?}");
     assert!(median > SHORT / 3 * 8 / 10, "{median:?}");
     assert!(median < SHORT / 3 + TOLERANCE / 3, "{median:?}");
     assert!(late * 20 <= gaps.len(), "{late} late");
