@@ -6,26 +6,29 @@
 
 Exit codes: 0 done, 76 a newer holder has been here: stop.
 
-The token is kept with the object, as metadata, so that one write changes both:
+The token is the first line of the object, so that one write changes both:
 
-    read   body, token and ETag                        GET
+    read   token, body and ETag                         GET
     check  is the stored token newer than mine? stop
-    write  body and my token, if the ETag still stands  PUT, If-Match
+    write  my token and the body, if the ETag stands    PUT, If-Match
     else   from the start
 
-Comparing the metadata is not enough without If-Match: between the read and the
+Comparing the token is not enough without If-Match: between the read and the
 write a newer holder may have written, and a plain PUT would overwrite it. The
 condition makes the comparison and the write one step, because whatever happened
 in between has changed the ETag. A new object takes If-None-Match: *.
 
-A new holder claims first: it writes the object as it is, with its own token.
-From then on no older holder's condition holds, and what it reads is final.
-Never delete a fenced object, since its token goes with it: write an empty one.
+The token must not be in the metadata: S3's ETag is made from the content alone,
+so a newer holder that writes the same content with its own token would leave
+the ETag, and with it an older holder's condition, as they were.
+
+A new holder claims first: it writes what is there with its own token. From then
+on no older holder's condition holds, and what it reads is final. Never delete a
+fenced object, since its token goes with it: write an empty one.
 
 With boto3 (real S3 wants signed requests) the two calls are
-    got = s3.get_object(Bucket=b, Key=k)     # got["ETag"], got["Metadata"]
-    s3.put_object(Bucket=b, Key=k, Body=body, IfMatch=got["ETag"],
-                  Metadata={"fencing-token": str(token)})
+    got = s3.get_object(Bucket=b, Key=k)     # got["ETag"], got["Body"]
+    s3.put_object(Bucket=b, Key=k, Body=line + body, IfMatch=got["ETag"])
 A 412, and S3's 409 ConditionalRequestConflict, mean: from the start.
 """
 
@@ -33,7 +36,7 @@ import http.client
 import sys
 import urllib.parse
 
-TOKEN = "x-amz-meta-fencing-token"
+TOKEN = b"fencing-token: "
 
 
 class Stale(Exception):
@@ -63,13 +66,18 @@ class Store:
             return b"", 0, None
         if status != 200:
             raise RuntimeError(f"GET: {status}")
-        # As a number: as text "9" is above "10". Written by others, it has none.
-        return body, int(headers.get(TOKEN, "0")), headers["ETag"]
+        line, _, rest = body.partition(b"\n")
+        if not line.startswith(TOKEN):
+            # Written by others, it has none.
+            return body, 0, headers["ETag"]
+        # As a number: as text "9" is above "10".
+        return rest, int(line.removeprefix(TOKEN)), headers["ETag"]
 
     def write_if_unchanged(self, body, token, etag):
         """Whether the object was still the one that was read."""
         condition = {"If-None-Match": "*"} if etag is None else {"If-Match": etag}
-        status, _, _ = self._call("PUT", body, {TOKEN: str(token), **condition})
+        content = TOKEN + str(token).encode() + b"\n" + body
+        status, _, _ = self._call("PUT", content, condition)
         # 404: S3's answer to If-Match on an object that has gone.
         if status in (404, 409, 412):
             return False

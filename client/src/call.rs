@@ -66,6 +66,8 @@ pub(crate) struct Servers {
     /// kill the connection they are on.
     streams: Vec<Channel>,
     preferred: AtomicUsize,
+    /// Where the next stream is opened.
+    next_stream: AtomicUsize,
 }
 
 impl Servers {
@@ -81,6 +83,7 @@ impl Servers {
             channels: endpoints.iter().map(Endpoint::connect_lazy).collect(),
             streams: endpoints.iter().map(for_streams).collect(),
             preferred: AtomicUsize::new(0),
+            next_stream: AtomicUsize::new(0),
         }
     }
 
@@ -91,20 +94,19 @@ impl Servers {
         budget: Duration,
         message: Q,
         method: impl AsyncFn(Stub, Request<Q>) -> Result<Response<Streaming<A>>, Status>,
-    ) -> Result<(Streaming<A>, Instant), Error> {
+    ) -> Result<(Streaming<A>, Moment), Error> {
         let deadline = Instant::now() + budget;
-        let first = self.preferred.load(Ordering::Relaxed);
+        // Each stream begins at the next one: the server of the last may have
+        // taken it, and not be able to renew.
+        let first = self.next_stream.fetch_add(1, Ordering::Relaxed);
         let mut last = Error::TimedOut;
         for attempt in 0..self.channels.len() {
             let index = (first + attempt) % self.channels.len();
             let limit = share(deadline, self.channels.len() - attempt);
-            let asked = Instant::now();
+            let asked = Moment::now();
             let stub = Stub::new(self.streams[index].clone());
             match timeout(limit, method(stub, Request::new(message.clone()))).await {
-                Ok(Ok(response)) => {
-                    self.preferred.store(index, Ordering::Relaxed);
-                    return Ok((response.into_inner(), asked));
-                }
+                Ok(Ok(response)) => return Ok((response.into_inner(), asked)),
                 Ok(Err(status)) => last = decode(&status),
                 Err(_elapsed) => last = Error::TimedOut,
             }

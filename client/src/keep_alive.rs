@@ -15,6 +15,7 @@ use tonic::Streaming;
 
 use crate::{
     Error, Lock,
+    clock::Moment,
     decode::decode,
     lock::{self, duration},
 };
@@ -34,7 +35,7 @@ pub struct KeepAliveOptions {
 #[derive(Debug)]
 pub struct KeepAlive {
     messages: Streaming<v1::KeepAliveResponse>,
-    asked: Instant,
+    asked: Moment,
     /// When the first word must have come.
     patience: Instant,
     first: Option<First>,
@@ -43,7 +44,8 @@ pub struct KeepAlive {
 /// The renewal that the later ones are counted from.
 #[derive(Debug, Clone, Copy)]
 struct First {
-    deadline: Instant,
+    /// How long after the stream was asked for the lease ends.
+    lasts: Duration,
     expires_at: SystemTime,
 }
 
@@ -62,7 +64,7 @@ pub struct Renewal {
 impl KeepAlive {
     pub(crate) fn new(
         messages: Streaming<v1::KeepAliveResponse>,
-        asked: Instant,
+        asked: Moment,
         patience: Instant,
     ) -> Self {
         Self {
@@ -102,26 +104,24 @@ impl KeepAlive {
             }
             Err(status) => return Err(decode(&status)),
         };
-        let arrived = Instant::now();
         let mut lock = lock::lock(message.lock, Duration::ZERO)?;
-        let deadline = match self.first {
+        let lasts = match self.first {
             None => {
-                let deadline = self.asked + lock.remaining;
                 self.first = Some(First {
-                    deadline,
+                    lasts: lock.remaining,
                     expires_at: lock.expires_at,
                 });
-                deadline
+                lock.remaining
             }
             // A renewal never ends earlier than the one before.
             Some(first) => {
                 let later = lock.expires_at.duration_since(first.expires_at);
-                first.deadline + later.unwrap_or_default()
+                first.lasts + later.unwrap_or_default()
             }
         };
         lock.remaining = lock
             .remaining
-            .min(deadline.saturating_duration_since(arrived));
+            .min(lasts.saturating_sub(self.asked.elapsed()));
         Ok(Renewal {
             lock,
             slack: duration(message.slack, "slack")?,

@@ -124,6 +124,7 @@ impl Config {
             },
             keep_alive: KeepAliveConfig {
                 max_duration: serve.keepalive_max_duration,
+                singles: usize::from(database.database_pool_size).div_ceil(4),
                 first: budget,
             },
             database: source,

@@ -70,6 +70,19 @@ async fn whoever_comes_between_read_and_write_is_not_overwritten() {
     }
 }
 
+/// A claim changes nothing but the token, and a store's ETag may be made from the
+/// content alone: the old holder, which has read, must not write all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_of_unchanged_content_shuts_out_who_has_read() {
+    let store = ObjectStub::start().await;
+    store.put(KEY, "as it is", 5);
+    store.put_after_next_get("as it is", 7);
+    let late = recipe(&store, 5, &["append", "late"]).await;
+    assert_eq!(late.code, Some(76), "{}", late.said());
+    assert_eq!(store.object(KEY).body, "as it is");
+    assert_eq!(store.object(KEY).token, 7);
+}
+
 /// One who comes between with the same or an older token is no reason to stop: the
 /// write is made again, on what is there by then.
 #[tokio::test(flavor = "multi_thread")]

@@ -1,8 +1,9 @@
-//! A stub of an object store over HTTP: one object a path, an ETag that changes
-//! with each write, `If-Match` and `If-None-Match: *` on PUT, one piece of metadata.
+//! A stub of an object store over HTTP: one object a path, an ETag made from the
+//! content as S3's is, `If-Match` and `If-None-Match: *` on PUT.
 
 use std::{
     collections::HashMap,
+    hash::{DefaultHasher, Hash as _, Hasher as _},
     net::SocketAddr,
     sync::{Arc, Mutex},
 };
@@ -13,33 +14,30 @@ use tokio::{
     task::JoinSet,
 };
 
-/// The metadata that holds the token.
-const TOKEN: &str = "x-amz-meta-fencing-token";
-
-/// What is stored.
+/// What is stored, as the recipe writes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Object {
-    pub(crate) body: String,
     pub(crate) token: i64,
-    pub(crate) etag: String,
+    pub(crate) body: String,
+}
+
+fn content(token: i64, body: &str) -> String {
+    format!("fencing-token: {token}\n{body}")
+}
+
+/// The same for the same content, whoever wrote it.
+fn etag(content: &str) -> String {
+    let mut hasher = DefaultHasher::new();
+    content.hash(&mut hasher);
+    format!("\"{:x}\"", hasher.finish())
 }
 
 #[derive(Debug, Default)]
 struct Contents {
-    objects: HashMap<String, Object>,
-    writes: u64,
+    objects: HashMap<String, String>,
     /// Written right after the next GET was answered: somebody who comes between.
-    after_next_get: Option<(String, i64)>,
+    after_next_get: Option<String>,
     refused: u32,
-}
-
-impl Contents {
-    fn write(&mut self, path: &str, body: String, token: i64) {
-        self.writes += 1;
-        let etag = format!("\"{}\"", self.writes);
-        let object = Object { body, token, etag };
-        self.objects.insert(path.to_owned(), object);
-    }
 }
 
 /// A running stub. Dropping it ends it.
@@ -78,16 +76,26 @@ impl ObjectStub {
     /// Writes without a condition, as one who does not know the rules.
     pub(crate) fn put(&self, path: &str, body: &str, token: i64) {
         let mut contents = self.contents.lock().unwrap();
-        contents.write(path, body.to_owned(), token);
+        contents
+            .objects
+            .insert(path.to_owned(), content(token, body));
     }
 
     /// Writes right after the next GET was answered.
     pub(crate) fn put_after_next_get(&self, body: &str, token: i64) {
-        self.contents.lock().unwrap().after_next_get = Some((body.to_owned(), token));
+        self.contents.lock().unwrap().after_next_get = Some(content(token, body));
     }
 
     pub(crate) fn object(&self, path: &str) -> Object {
-        self.contents.lock().unwrap().objects[path].clone()
+        let contents = self.contents.lock().unwrap();
+        let (line, body) = contents.objects[path].split_once('\n').unwrap();
+        let token = line
+            .strip_prefix("fencing-token: ")
+            .unwrap()
+            .parse()
+            .unwrap();
+        let body = body.to_owned();
+        Object { token, body }
     }
 
     /// How many conditions did not hold.
@@ -120,19 +128,19 @@ fn answer(head: &str, body: String, contents: &mut Contents) -> String {
     let (method, path) = (words.next().unwrap(), words.next().unwrap());
     let found = contents.objects.get(path).cloned();
     if method == "GET" {
-        if let Some((body, token)) = contents.after_next_get.take() {
-            contents.write(path, body, token);
+        if let Some(content) = contents.after_next_get.take() {
+            contents.objects.insert(path.to_owned(), content);
         }
         return match found {
-            Some(Object { body, token, etag }) => {
-                let headers = format!("ETag: {etag}\r\n{TOKEN}: {token}\r\n");
-                response("200 OK", &headers, &body)
+            Some(content) => {
+                let headers = format!("ETag: {}\r\n", etag(&content));
+                response("200 OK", &headers, &content)
             }
             None => response("404 Not Found", "", ""),
         };
     }
     assert_eq!(method, "PUT", "{head}");
-    let etag = found.map(|object| object.etag);
+    let etag = found.map(|content| etag(&content));
     let holds = match (header(head, "if-match"), header(head, "if-none-match")) {
         (Some(expected), None) => etag.as_deref() == Some(expected),
         (None, Some("*")) => etag.is_none(),
@@ -143,8 +151,7 @@ fn answer(head: &str, body: String, contents: &mut Contents) -> String {
         contents.refused += 1;
         return response("412 Precondition Failed", "", "");
     }
-    let token = header(head, TOKEN).unwrap().parse().unwrap();
-    contents.write(path, body, token);
+    contents.objects.insert(path.to_owned(), body);
     response("200 OK", "", "")
 }
 

@@ -86,9 +86,12 @@ pub(crate) async fn run(args: Args, client: &Client, output: &Output) -> Result<
             }
             Err(error) if error.is_transient() && deadline.is_some() => {
                 output.retry(&error);
+                // At once after a stream that has renewed; the next server's turn.
+                if !spoken && stream.is_some() {
+                    sleep(PAUSE).await;
+                }
                 stream = None;
                 spoken = false;
-                sleep(PAUSE).await;
             }
             Err(error) => return Err(error.into()),
         }

@@ -70,9 +70,12 @@ impl Batches {
     }
 
     /// The next answer. None at once when nothing is under way, or a batch has
-    /// ended without one: its streams are overdue by then.
+    /// ended without one: it is overdue then.
     pub(super) async fn next(&mut self) -> Option<Answer> {
-        let (number, sent, elsewhere, result) = self.tasks.join_next().await?.ok()?;
+        let Ok((number, sent, elsewhere, result)) = self.tasks.join_next().await? else {
+            self.hurry(Instant::now());
+            return None;
+        };
         if self.newest.is_some_and(|(newest, _)| newest == number) {
             self.newest = None;
         }
@@ -82,6 +85,13 @@ impl Batches {
             elsewhere,
             result,
         })
+    }
+
+    /// Lets the newest one be overdue no later than this.
+    pub(super) fn hurry(&mut self, overdue_at: Instant) {
+        if let Some((_, at)) = &mut self.newest {
+            *at = overdue_at.min(*at);
+        }
     }
 
     /// When [`overdue`](Self::overdue) has something to say.

@@ -105,6 +105,9 @@ pub(crate) enum End {
 pub(crate) struct KeepAliveConfig {
     /// No stream renews for longer.
     pub(crate) max_duration: Duration,
+    /// How many rows that others have locked are waited for at a time. Each
+    /// keeps a connection of the calls.
+    pub(crate) singles: usize,
     /// How long the first renewal may take.
     pub(crate) first: Duration,
 }

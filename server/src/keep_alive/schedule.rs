@@ -26,8 +26,8 @@ use crate::{
 /// How many leases go into one statement, which locks all of their rows.
 const BATCH: usize = 500;
 
-/// How many rows that others have locked are waited for at a time.
-const SINGLES: usize = 64;
+/// The longest a batch is waited for before the next goes elsewhere.
+const LONGEST_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The longest silence of a stream; common proxies cut after a minute.
 const LONGEST_INTERVAL: Duration = Duration::from_secs(20);
@@ -162,6 +162,12 @@ pub(super) async fn run(
     }
 }
 
+/// Half of the time that is left, so that another attempt fits in, and never so
+/// long that a connection which hangs is noticed late.
+fn patience(trusted_until: Instant, now: Instant) -> Duration {
+    (trusted_until.saturating_duration_since(now) / 2).min(LONGEST_PATIENCE)
+}
+
 /// Waits until `time`; for ever when there is none.
 async fn passed(time: Option<Instant>) {
     match time {
@@ -281,7 +287,19 @@ impl Schedule {
     /// under way that may still be answered in time.
     fn send_batch(&mut self) {
         let now = Instant::now();
-        if self.ready.is_empty() || now < self.rests_until || !self.batches.has_room() {
+        if self.ready.is_empty() || now < self.rests_until {
+            return;
+        }
+        if !self.batches.has_room() {
+            // Whoever waits may have less time left than those who went.
+            let most_urgent = self
+                .ready
+                .iter()
+                .filter_map(|id| Some(self.streams.get(id)?.trusted_until))
+                .min();
+            if let Some(until) = most_urgent {
+                self.batches.hurry(now + patience(until, now));
+            }
             return;
         }
         let streams = &self.streams;
@@ -301,8 +319,7 @@ impl Schedule {
         let Some((_, first)) = batch.first() else {
             return;
         };
-        // Half of the time that is left, so that another attempt fits in.
-        let patience = first.trusted_until.saturating_duration_since(now) / 2;
+        let overdue_at = now + patience(first.trusted_until, now);
         let (attempts, asks) = batch
             .into_iter()
             .map(|(id, stream)| {
@@ -310,8 +327,7 @@ impl Schedule {
                 (Attempt { id, number }, stream.keep.renew.clone())
             })
             .unzip();
-        self.batches
-            .send(&self.store, attempts, asks, now + patience);
+        self.batches.send(&self.store, attempts, asks, overdue_at);
     }
 
     fn batch_answered(&mut self, answer: Answer) {
@@ -375,14 +391,17 @@ impl Schedule {
         let Some(stream) = self.streams.get(&attempt.id) else {
             return;
         };
-        if self.singles.len() >= SINGLES {
+        if self.singles.len() >= self.config.singles {
             self.try_again(attempt);
             return;
         }
         let (store, ask, deadline) = (
             self.store.clone(),
             stream.keep.renew.clone(),
-            stream.trusted_until,
+            // A renewal that lands after the stream's end would prolong the bound.
+            stream
+                .ends_at
+                .map_or(stream.trusted_until, |end| end.min(stream.trusted_until)),
         );
         self.singles
             .spawn(async move { (attempt, store.renew(ask, deadline).await) });

@@ -20,7 +20,7 @@ use std::{
 
 use deadpool_postgres::Connect;
 use tokio::{
-    sync::Notify,
+    sync::{Notify, futures::OwnedNotified},
     task::JoinHandle,
     time::{Instant, timeout},
 };
@@ -46,12 +46,12 @@ pub(super) struct Hosts {
     preferred: AtomicUsize,
     limit: Duration,
     met: Mutex<Option<Met>>,
-    let_go: Notify,
+    let_go: Arc<Notify>,
 }
 
 /// The running Postgres that was met last.
 struct Met {
-    /// Its start time, as it writes it.
+    /// When it started, in seconds since 1970.
     postmaster_start: String,
     since: std::time::Instant,
 }
@@ -80,20 +80,21 @@ impl Hosts {
             preferred: AtomicUsize::new(0),
             limit: config.limits.connect,
             met: Mutex::new(None),
-            let_go: Notify::new(),
+            let_go: Arc::default(),
         }
     }
 
-    /// Notes which Postgres a new connection has met.
-    fn meet(&self, postmaster_start: String) {
+    /// Notes which Postgres a connection has met that was begun at `begun`.
+    /// False when a later one has met another meanwhile.
+    fn meet(&self, postmaster_start: String, begun: std::time::Instant) -> bool {
         let mut met = self.met();
-        if met
-            .as_ref()
-            .is_some_and(|met| met.postmaster_start == postmaster_start)
-        {
-            return;
-        }
-        if met.is_some() {
+        if let Some(met) = &*met {
+            if met.postmaster_start == postmaster_start {
+                return true;
+            }
+            if begun < met.since {
+                return false;
+            }
             tracing::warn!(
                 "another Postgres answers, or it restarted: earlier connections are dropped"
             );
@@ -104,6 +105,7 @@ impl Hosts {
         });
         drop(met);
         self.let_go();
+        true
     }
 
     /// Whether a connection was made before another Postgres was met.
@@ -117,8 +119,9 @@ impl Hosts {
         self.let_go.notify_waiters();
     }
 
-    pub(super) async fn told_to_let_go(&self) {
-        self.let_go.notified().await;
+    /// Ends with the next [`let_go`](Self::let_go) from this call on.
+    pub(super) fn told_to_let_go(&self) -> OwnedNotified {
+        Arc::clone(&self.let_go).notified_owned()
     }
 
     fn met(&self) -> MutexGuard<'_, Option<Met>> {
@@ -255,7 +258,7 @@ pub(super) struct Connector {
 
 impl Connector {
     pub(super) fn new(hosts: Arc<Hosts>, config: &StoreConfig, warnings: Arc<AtomicU64>) -> Self {
-        let mut greeting = String::from("SELECT pg_postmaster_start_time()");
+        let mut greeting = String::from("SELECT extract(epoch FROM pg_postmaster_start_time())");
         if !config.pgbouncer {
             // Unknown before 17, where naming it at start-up would be refused.
             greeting.push_str(&format!(
@@ -280,41 +283,56 @@ impl Connect for Connector {
     /// The pool knows one host; we know all.
     fn connect(&self, _: &Config) -> Connecting<'_> {
         Box::pin(async move {
-            let (client, mut connection) = self.hosts.connect().await?;
-            let greeted = Arc::new(AtomicBool::new(false));
-            let in_use = Arc::clone(&greeted);
-            let warnings = Arc::clone(&self.warnings);
-            #[expect(clippy::disallowed_methods, reason = "owned by the connection itself")]
-            let driver = AbortOnDropHandle::new(tokio::spawn(async move {
-                while let Some(message) = poll_fn(|cx| connection.poll_message(cx)).await {
-                    match message {
-                        Ok(AsyncMessage::Notice(notice))
-                            if notice.parsed_severity() == Some(Severity::Warning) =>
-                        {
-                            tracing::warn!(warning = %Chain(&notice), "the database warns");
-                            if in_use.load(Ordering::Acquire) {
-                                warnings.fetch_add(1, Ordering::AcqRel);
-                            }
-                        }
-                        Ok(_) => {}
-                        Err(error) => {
-                            tracing::debug!(error = %Chain(&error), "a database connection ended");
-                            break;
+            loop {
+                let begun = Instant::now().into_std();
+                let (client, driver, postmaster_start) = self.greet().await?;
+                if self.hosts.meet(postmaster_start, begun) {
+                    // From here the pool's wrapper owns it, and aborts it on drop.
+                    return Ok((client, driver.detach()));
+                }
+            }
+        })
+    }
+}
+
+impl Connector {
+    /// A connection, and when the Postgres behind it started.
+    async fn greet(
+        &self,
+    ) -> Result<(Client, AbortOnDropHandle<()>, String), tokio_postgres::Error> {
+        let (client, mut connection) = self.hosts.connect().await?;
+        let greeted = Arc::new(AtomicBool::new(false));
+        let in_use = Arc::clone(&greeted);
+        let warnings = Arc::clone(&self.warnings);
+        #[expect(clippy::disallowed_methods, reason = "owned by the connection itself")]
+        let driver = AbortOnDropHandle::new(tokio::spawn(async move {
+            while let Some(message) = poll_fn(|cx| connection.poll_message(cx)).await {
+                match message {
+                    Ok(AsyncMessage::Notice(notice))
+                        if notice.parsed_severity() == Some(Severity::Warning) =>
+                    {
+                        tracing::warn!(warning = %Chain(&notice), "the database warns");
+                        if in_use.load(Ordering::Acquire) {
+                            warnings.fetch_add(1, Ordering::AcqRel);
                         }
                     }
+                    Ok(_) => {}
+                    Err(error) => {
+                        tracing::debug!(error = %Chain(&error), "a database connection ended");
+                        break;
+                    }
                 }
-            }));
-            // Waits, too, until the greeting's own notices have passed, such as
-            // one about collation versions: they are about no commit.
-            let answers = client.simple_query(&self.greeting).await?;
-            greeted.store(true, Ordering::Release);
-            let start = answers.iter().find_map(|answer| match answer {
-                SimpleQueryMessage::Row(row) => row.get(0),
-                _ => None,
-            });
-            self.hosts.meet(start.unwrap_or_default().to_owned());
-            // From here the pool's wrapper owns it, and aborts it on drop.
-            Ok((client, driver.detach()))
-        })
+            }
+        }));
+        // Waits, too, until the greeting's own notices have passed, such as
+        // one about collation versions: they are about no commit.
+        let answers = client.simple_query(&self.greeting).await?;
+        greeted.store(true, Ordering::Release);
+        let start = answers.iter().find_map(|answer| match answer {
+            SimpleQueryMessage::Row(row) => row.get(0),
+            _ => None,
+        });
+        let start = start.unwrap_or_default().to_owned();
+        Ok((client, driver, start))
     }
 }

@@ -191,12 +191,16 @@ impl Pool {
         let Some(connection) = connection.0.take() else {
             return;
         };
-        let hosts = Arc::clone(&self.hosts);
+        if self.hosts.is_stale(Object::metrics(&connection).created) {
+            drop(Object::take(connection));
+            return;
+        }
+        let told_to_let_go = self.hosts.told_to_let_go();
         self.lingering.spawn(async move {
             // Queued behind the statement, so answered after it.
             let answered = connection.batch_execute("");
             let good = tokio::select! {
-                () = hosts.told_to_let_go() => false,
+                () = told_to_let_go => false,
                 answered = tokio::time::timeout(LONGEST_LINGER, answered) => matches!(answered, Ok(Ok(()))),
             };
             if !good {

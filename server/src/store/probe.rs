@@ -140,9 +140,6 @@ impl Inner {
                     Failure::ReadOnly(_) => Unfit::ReadOnly,
                     _ => Unfit::Unavailable,
                 };
-                if unfit == Unfit::Unavailable {
-                    self.hosts.let_go();
-                }
                 if *self.health.borrow() != Health::Unfit(unfit) {
                     tracing::warn!(error = %Chain(&failure), "locks cannot be taken: {unfit}");
                 }
@@ -168,7 +165,9 @@ impl Inner {
         let asked = self.probes.run(&statement::PROBE, &[], deadline);
         let answer = tokio::time::timeout(self.config.limits.probe, asked)
             .await
-            .unwrap_or(Err(Failure::TooLate))?;
+            .unwrap_or(Err(Failure::TooLate))
+            // It does not even answer: nothing overdue is worth the wait.
+            .inspect_err(|_| self.hosts.let_go())?;
         let answered = Moment::now();
         let row = row::only(&answer.rows)?;
         let reading = Reading {

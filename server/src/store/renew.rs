@@ -76,8 +76,13 @@ impl Store {
         let elsewhere = elsewhere || own.lingering() > 0;
         let pool = if elsewhere { &self.0.pool } else { own };
         let answer = self.0.send_renew(pool, asks, true, deadline).await;
-        if elsewhere && answer.is_ok() {
-            // The database answers, so what is overdue is not worth the wait.
+        let renewed = |renewals: &Vec<Renewal>| {
+            renewals
+                .iter()
+                .any(|renewal| matches!(renewal, Renewal::Renewed(_)))
+        };
+        if elsewhere && answer.as_ref().is_ok_and(renewed) {
+            // Commits come to an end, so what is overdue hangs on a link.
             self.0.hosts.let_go();
         }
         match answer {
