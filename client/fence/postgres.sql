@@ -63,6 +63,16 @@ BEGIN
     installed := pg_catalog.obj_description(pg_catalog.to_regnamespace('fence'), 'pg_namespace');
     IF pg_catalog.to_regnamespace('fence') IS NULL THEN
         CREATE SCHEMA fence;
+    ELSIF EXISTS (
+        SELECT FROM pg_catalog.pg_namespace AS n
+         WHERE n.nspname = 'fence'
+           AND (n.nspowner <> current_user::regrole
+                OR EXISTS (SELECT FROM pg_catalog.pg_class AS c WHERE c.relnamespace = n.oid AND c.relowner <> n.nspowner)
+                OR EXISTS (SELECT FROM pg_catalog.pg_proc AS f WHERE f.pronamespace = n.oid AND f.proowner <> n.nspowner)))
+    THEN
+        -- Whoever owns a part of it could put code of their own into it.
+        RAISE EXCEPTION 'schema "fence" belongs to another role, in whole or in part'
+            USING ERRCODE = 'insufficient_privilege', HINT = 'Install as the role that owns it, or drop it.';
     ELSIF installed LIKE 'Fencepost fencing kit, version %' THEN
         IF pg_catalog.substring(installed, '[0-9]+$')::integer > ours THEN
             RAISE EXCEPTION 'a newer version of the fencing kit is installed'
@@ -104,7 +114,7 @@ DECLARE
     highest bigint;
 BEGIN
     SELECT greatest(max(t.token), reject.newer) INTO highest
-      FROM fence.tokens AS t WHERE t.resource = reject.resource;
+      FROM fence.tokens AS t WHERE t.resource = reject.resource COLLATE "C";
     IF reject.token < highest THEN
         PERFORM nextval('fence.rejections');
         RAISE EXCEPTION 'fencing token is older than the highest one seen'
@@ -136,6 +146,11 @@ BEGIN
                   HINT = 'Hand over the name that is locked.';
     END IF;
 
+    -- A token that a crash could forget would let an older one in again.
+    IF current_setting('synchronous_commit') = 'off' THEN
+        PERFORM set_config('synchronous_commit', 'on', true);
+    END IF;
+
     -- ON CONFLICT locks the row, also of a first admit that is still under way,
     -- and evaluates WHERE after that, on the latest version.
     --
@@ -165,7 +180,7 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 #variable_conflict use_column
 BEGIN
     RETURN (SELECT t.token FROM fence.tokens AS t
-             WHERE t.resource = admitted.resource AND t.admitted_in = pg_current_xact_id_if_assigned());
+             WHERE t.resource = admitted.resource COLLATE "C" AND t.admitted_in = pg_current_xact_id_if_assigned());
 END $$;
 
 -- The highest token seen, and when a token was last admitted. No row: none yet.
@@ -198,8 +213,8 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value',
                   HINT = 'The token must be above 0 and below 2^53.';
     END IF;
-    SELECT t.token INTO before FROM fence.tokens AS t WHERE t.resource = reset.resource FOR UPDATE;
-    UPDATE fence.tokens AS t SET token = reset.token, admitted_in = NULL WHERE t.resource = reset.resource;
+    SELECT t.token INTO before FROM fence.tokens AS t WHERE t.resource = reset.resource COLLATE "C" FOR UPDATE;
+    UPDATE fence.tokens AS t SET token = reset.token, admitted_in = NULL WHERE t.resource = reset.resource COLLATE "C";
     IF NOT FOUND THEN
         RAISE EXCEPTION 'no token was ever seen for this resource'
             USING ERRCODE = 'no_data_found', DETAIL = format('Resource "%s".', reset.resource);
@@ -215,7 +230,7 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 DECLARE
     before bigint;
 BEGIN
-    DELETE FROM fence.tokens AS t WHERE t.resource = reset.resource RETURNING t.token INTO before;
+    DELETE FROM fence.tokens AS t WHERE t.resource = reset.resource COLLATE "C" RETURNING t.token INTO before;
     RETURN before;
 END $$;
 
@@ -242,7 +257,9 @@ END $$;
 -- replica (logical replication, some restores) unless the trigger is made ENABLE
 -- ALWAYS; ALTER TABLE … DISABLE TRIGGER; DDL.
 CREATE OR REPLACE FUNCTION fence.guard() RETURNS trigger
-LANGUAGE plpgsql VOLATILE SECURITY INVOKER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql VOLATILE SECURITY INVOKER SET search_path = pg_catalog, pg_temp
+-- A name is made from a column as text, the same one in every session.
+SET datestyle = 'ISO, YMD' SET timezone = 'UTC' SET intervalstyle = 'postgres' SET extra_float_digits = 1 SET bytea_output = 'hex' AS $$
 DECLARE
     old_resource text := TG_ARGV[0];
     new_resource text := TG_ARGV[0];

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use fencepost_client::{Client, KeepAlive, KeepAliveOptions, Lock};
 use humantime::parse_duration;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::{
     args::Lease,
@@ -87,8 +87,9 @@ pub(crate) async fn run(args: Args, client: &Client, output: &Output) -> Result<
             Err(error) if error.is_transient() && deadline.is_some() => {
                 output.retry(&error);
                 // At once after a stream that has renewed; the next server's turn.
-                if !spoken && stream.is_some() {
-                    sleep(PAUSE).await;
+                if !spoken || stream.is_none() {
+                    let until = deadline.unwrap_or_else(Instant::now);
+                    sleep_until(until.min(Instant::now() + PAUSE)).await;
                 }
                 stream = None;
                 spoken = false;
