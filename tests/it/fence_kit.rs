@@ -388,3 +388,56 @@ async fn the_command_line_says_what_is_wrong_and_no_password() {
     assert!(help.stdout.contains("THIS OPENS THE FENCE"));
     assert!(!help.stdout.contains(&database.url()));
 }
+
+/// Whoever owns the schema, or a function in it, could put code of their own
+/// where others run it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schema_of_somebody_else_is_refused() {
+    let database = fresh_database().await;
+    let client = database.client().await;
+    client.run("CREATE SCHEMA fence").await;
+    let mallory = role(&database, "").await;
+    client
+        .run(&format!("ALTER SCHEMA fence OWNER TO {mallory}"))
+        .await;
+    assert_eq!(state(client.batch_execute(KIT).await), "42501");
+    client.run("ALTER SCHEMA fence OWNER TO CURRENT_USER").await;
+    client.run(KIT).await;
+    client
+        .run(&format!("ALTER FUNCTION fence.guard() OWNER TO {mallory}"))
+        .await;
+    assert_eq!(state(client.batch_execute(KIT).await), "42501");
+}
+
+/// An admit is durable, whatever the writer thinks of its other commits.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_admit_commits_durably() {
+    let database = fenced().await;
+    let client = database.client().await;
+    client.run("SET synchronous_commit = off; BEGIN").await;
+    admit(&client, "r", 7).await.unwrap();
+    let during: String = client
+        .value("SELECT current_setting('synchronous_commit')")
+        .await;
+    client.run("COMMIT").await;
+    let after: String = client
+        .value("SELECT current_setting('synchronous_commit')")
+        .await;
+    assert_eq!((during.as_str(), after.as_str()), ("on", "off"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_of_another_collation_is_compared_like_any() {
+    let database = fenced().await;
+    let client = database.client().await;
+    client
+        .run(
+            "CREATE TABLE names (n text COLLATE \"POSIX\");
+             INSERT INTO names VALUES ('x');
+             SELECT fence.admit(n, 6) FROM names",
+        )
+        .await;
+    let older = client.batch_execute("SELECT fence.admit(n, 5) FROM names");
+    assert_eq!(state(older.await), "FP409");
+    client.run("SELECT fence.admit(n, 6) FROM names").await;
+}
