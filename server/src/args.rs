@@ -101,6 +101,18 @@ pub(crate) struct ServeArgs {
     #[arg(long, env = "FENCEPOST_PURGE_RETENTION", default_value = "1h", value_parser = humantime::parse_duration)]
     pub(crate) purge_retention: Duration,
 
+    /// The least that --purge-retention may be. For tests, which cannot wait: a
+    /// replica with longer limits than ours may still hold a token that it drew
+    /// before a purged row went.
+    #[arg(
+        long,
+        env = "FENCEPOST_PURGE_RETENTION_FLOOR",
+        default_value = "1m",
+        value_parser = humantime::parse_duration,
+        hide = true
+    )]
+    pub(crate) purge_retention_floor: Duration,
+
     /// After SIGTERM: how long calls are still taken while health says
     /// NOT_SERVING, so that balancers can look away first.
     #[arg(long, env = "FENCEPOST_DRAIN_DELAY", default_value = "3s", value_parser = humantime::parse_duration)]

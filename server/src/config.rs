@@ -61,7 +61,7 @@ pub(crate) enum ConfigError {
     #[error("--keepalive-max-duration must be at least --min-ttl and at most 1day")]
     KeepaliveMaxDuration,
     #[error(
-        "--purge-retention must be at least ten times --request-timeout (5s unless given) and at most ten years"
+        "--purge-retention must be at least 1m, ten times --request-timeout (5s unless given), and at most ten years"
     )]
     PurgeRetention,
     #[error("--drain-timeout (25s unless given) must be above --drain-delay")]
@@ -97,7 +97,8 @@ impl Config {
             return Err(ConfigError::KeepaliveMaxDuration);
         }
         // No statement of ours may be alive when a row it knew of goes.
-        if serve.purge_retention < budget * 10 || serve.purge_retention > DAY * 3650 {
+        let least = serve.purge_retention_floor.max(budget * 10);
+        if serve.purge_retention < least || serve.purge_retention > DAY * 3650 {
             return Err(ConfigError::PurgeRetention);
         }
         if serve.drain_timeout <= serve.drain_delay {

@@ -319,6 +319,7 @@ async fn purge_rests_after_a_step_of_the_databases_clock() {
     let server = Server::builder(&database.postgres.url())
         .flag("--request-timeout", "500ms")
         .flag("--purge-retention", "6s")
+        .flag("--purge-retention-floor", "1s")
         .start()
         .await;
     server.wait_ready().await;

@@ -19,6 +19,7 @@ async fn purging_server(database: &Database) -> Server {
     let server = Server::builder(&database.url())
         .flag("--request-timeout", "500ms")
         .flag("--purge-retention", "5s")
+        .flag("--purge-retention-floor", "1s")
         .flag("--log", "info,fencepostd=debug")
         .start()
         .await;
