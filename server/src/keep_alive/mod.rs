@@ -38,6 +38,7 @@
 
 mod batches;
 mod schedule;
+mod stream;
 
 use std::{
     sync::{

@@ -3,23 +3,23 @@
 use std::{
     collections::{BTreeSet, HashMap},
     future::pending,
-    sync::Arc,
     time::Duration,
 };
 
 use tokio::{
-    sync::{mpsc, watch},
+    sync::mpsc,
     task::JoinSet,
     time::{Instant, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    End, Event, Id, Keep, KeepAliveConfig, Kept, Opened, State,
+    End, Event, Id, KeepAliveConfig, Opened, State,
     batches::{Answer, Attempt, Batches},
+    stream::Stream,
 };
 use crate::{
-    lock::{Lease, RenewError},
+    lock::RenewError,
     store::{Renewal, Renewed, Store},
 };
 
@@ -29,97 +29,11 @@ const BATCH: usize = 500;
 /// The longest a batch is waited for before the next goes elsewhere.
 const LONGEST_PATIENCE: Duration = Duration::from_secs(1);
 
-/// The longest silence of a stream; common proxies cut after a minute.
-const LONGEST_INTERVAL: Duration = Duration::from_secs(20);
-
 /// How soon a locked row is tried again, at most.
 const RETRY: Duration = Duration::from_millis(500);
 
 /// How long the database is left alone when a batch failed, about.
 const REST: Duration = Duration::from_millis(50);
-
-/// The default of `max_duration`, in TTLs.
-const DEFAULT_TTLS: u32 = 5;
-
-struct Stream {
-    keep: Keep,
-    out: watch::Sender<State>,
-    opened: Instant,
-    /// Shortly before the deadline of the last confirmed lease: with no newer
-    /// one by then, the stream must say so.
-    trusted_until: Instant,
-    /// When the stream's own time is over; known once its TTL is.
-    ends_at: Option<Instant>,
-    /// When to renew next. None while a renewal is queued or under way.
-    due: Option<Instant>,
-    /// Counts the renewals that were queued: an earlier one that fails late
-    /// changes nothing.
-    attempt: u64,
-}
-
-impl Stream {
-    /// When this stream next needs a look.
-    fn next_event(&self) -> Instant {
-        [self.due, self.ends_at, self.keep.caller_deadline]
-            .into_iter()
-            .flatten()
-            .fold(self.trusted_until, Instant::min)
-    }
-
-    /// Whether, and how, the stream ends by the clock.
-    fn end(&self, now: Instant) -> Option<End> {
-        let passed = |time: Option<Instant>| time.is_some_and(|time| now >= time);
-        if passed(self.keep.caller_deadline) {
-            Some(End::Deadline)
-        } else if passed(self.ends_at) {
-            Some(End::Reopen)
-        } else if now >= self.trusted_until {
-            Some(End::Unavailable)
-        } else {
-            None
-        }
-    }
-
-    /// Its lease was renewed, by an attempt that began at `sent`.
-    fn renewed(&mut self, renewed: Renewed, sent: Instant, latest: bool, config: &KeepAliveConfig) {
-        let Renewed { lease, slack } = renewed;
-        let now = Instant::now();
-        let trusted_until = now + trusted_for(&lease);
-        // A late answer takes nothing back, unless what it meets is a guess.
-        if latest || self.ends_at.is_none() || trusted_until > self.trusted_until {
-            self.trusted_until = trusted_until;
-        }
-        let ends_at = *self.ends_at.get_or_insert_with(|| {
-            let asked = self
-                .keep
-                .max_duration
-                .unwrap_or(lease.ttl.saturating_mul(DEFAULT_TTLS));
-            self.opened + asked.min(config.max_duration)
-        });
-        if latest {
-            self.due = Some((sent + interval(lease.ttl)).max(now));
-        }
-        self.out.send_replace(State::Renewed(Arc::new(Kept {
-            lease,
-            slack,
-            ends_at,
-        })));
-    }
-}
-
-/// How long a lease counts as held without a newer renewal: its holder is told
-/// before its deadline, not at it.
-fn trusted_for(lease: &Lease) -> Duration {
-    let margin = (lease.ttl / 10).min(Duration::from_millis(500));
-    lease.deadline.remaining().saturating_sub(margin)
-}
-
-/// Until the next renewal. A little early by chance, never late.
-fn interval(ttl: Duration) -> Duration {
-    (ttl / 3)
-        .min(LONGEST_INTERVAL)
-        .mul_f64(rand::random_range(0.8..1.0))
-}
 
 /// Soon, and several times before the deadline.
 fn retry(left: Duration) -> Duration {

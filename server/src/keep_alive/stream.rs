@@ -1,0 +1,100 @@
+//! What the schedule keeps of one stream.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{sync::watch, time::Instant};
+
+use super::{End, Keep, KeepAliveConfig, Kept, State};
+use crate::{lock::Lease, store::Renewed};
+
+/// The longest silence of a stream; common proxies cut after a minute.
+const LONGEST_INTERVAL: Duration = Duration::from_secs(20);
+
+/// The default of `max_duration`, in TTLs.
+const DEFAULT_TTLS: u32 = 5;
+
+pub(super) struct Stream {
+    pub(super) keep: Keep,
+    pub(super) out: watch::Sender<State>,
+    pub(super) opened: Instant,
+    /// Shortly before the deadline of the last confirmed lease: with no newer
+    /// one by then, the stream must say so.
+    pub(super) trusted_until: Instant,
+    /// When the stream's own time is over; known once its TTL is.
+    pub(super) ends_at: Option<Instant>,
+    /// When to renew next. None while a renewal is queued or under way.
+    pub(super) due: Option<Instant>,
+    /// Counts the renewals that were queued: an earlier one that fails late
+    /// changes nothing.
+    pub(super) attempt: u64,
+}
+
+impl Stream {
+    /// When this stream next needs a look.
+    pub(super) fn next_event(&self) -> Instant {
+        [self.due, self.ends_at, self.keep.caller_deadline]
+            .into_iter()
+            .flatten()
+            .fold(self.trusted_until, Instant::min)
+    }
+
+    /// Whether, and how, the stream ends by the clock.
+    pub(super) fn end(&self, now: Instant) -> Option<End> {
+        let passed = |time: Option<Instant>| time.is_some_and(|time| now >= time);
+        if passed(self.keep.caller_deadline) {
+            Some(End::Deadline)
+        } else if passed(self.ends_at) {
+            Some(End::Reopen)
+        } else if now >= self.trusted_until {
+            Some(End::Unavailable)
+        } else {
+            None
+        }
+    }
+
+    /// Its lease was renewed, by an attempt that began at `sent`.
+    pub(super) fn renewed(
+        &mut self,
+        renewed: Renewed,
+        sent: Instant,
+        latest: bool,
+        config: &KeepAliveConfig,
+    ) {
+        let Renewed { lease, slack } = renewed;
+        let now = Instant::now();
+        let trusted_until = now + trusted_for(&lease);
+        // A late answer takes nothing back, unless what it meets is a guess.
+        if latest || self.ends_at.is_none() || trusted_until > self.trusted_until {
+            self.trusted_until = trusted_until;
+        }
+        let ends_at = *self.ends_at.get_or_insert_with(|| {
+            let asked = self
+                .keep
+                .max_duration
+                .unwrap_or(lease.ttl.saturating_mul(DEFAULT_TTLS));
+            self.opened + asked.min(config.max_duration)
+        });
+        if latest {
+            self.due = Some((sent + interval(lease.ttl)).max(now));
+        }
+        self.out.send_replace(State::Renewed(Arc::new(Kept {
+            lease,
+            slack,
+            ends_at,
+        })));
+    }
+}
+
+/// How long a lease counts as held without a newer renewal: its holder is told
+/// before its deadline, not at it.
+fn trusted_for(lease: &Lease) -> Duration {
+    let margin = (lease.ttl / 10).min(Duration::from_millis(500));
+    lease.deadline.remaining().saturating_sub(margin)
+}
+
+/// Until the next renewal. A little early by chance, never late.
+fn interval(ttl: Duration) -> Duration {
+    (ttl / 3)
+        .min(LONGEST_INTERVAL)
+        .mul_f64(rand::random_range(0.8..1.0))
+}
