@@ -62,3 +62,26 @@ pub(crate) async fn blocked(observer: &Client, pid: i32) {
     })
     .await;
 }
+
+/// A role with USAGE on the schema and what else `grant` says. Roles belong to the
+/// whole cluster, so each has the name of its database.
+pub(crate) async fn role(database: &Database, grant: &str) -> String {
+    let role = format!("role_{}", database.name());
+    let client = database.client().await;
+    client
+        .run(&format!(
+            "CREATE ROLE {role}; GRANT USAGE ON SCHEMA fence TO {role}"
+        ))
+        .await;
+    if !grant.is_empty() {
+        client.run(&format!("{grant} {role}")).await;
+    }
+    role
+}
+
+/// How each of these ends for a role.
+pub(crate) async fn may(client: &Client, calls: &[(&str, &str)]) {
+    for (sql, expected) in calls {
+        assert_eq!(state(client.batch_execute(sql).await), *expected, "{sql}");
+    }
+}

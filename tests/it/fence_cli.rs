@@ -1,0 +1,145 @@
+//! `fencepost fence`: the command line that installs the kit and looks after it.
+
+use fencepost_support::postgres::{Database, fresh_database};
+use serde_json::{Value, json};
+
+use crate::{
+    fence_world::{KIT, admit, highest, state},
+    programs::{Ended, bare, cli, run},
+};
+
+/// `fencepost fence`, with the URL in its environment.
+async fn fence(database: &Database, arguments: &[&str]) -> Ended {
+    let mut command = bare(cli());
+    command
+        .env("FENCEPOST_FENCE_DATABASE_URL", database.url())
+        // Nobody listens there, and nobody needs to.
+        .env("FENCEPOST_ENDPOINT", "not an endpoint")
+        .arg("fence")
+        .args(arguments);
+    run(command).await
+}
+
+fn json(ended: &Ended) -> Value {
+    let mut value: Value = serde_json::from_str(&ended.stdout).unwrap();
+    if let Some(at) = value.as_object_mut().unwrap().remove("admitted_at") {
+        assert!(at.as_str().unwrap().ends_with('Z'), "{at}");
+    }
+    value
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_command_line_installs_checks_and_resets() {
+    let database = fresh_database().await;
+    let none = fence(&database, &["check", "r"]).await;
+    assert_eq!((none.code, none.stdout.as_str()), (Some(78), ""));
+    assert!(
+        none.stderr.contains("fencepost fence install"),
+        "{}",
+        none.stderr
+    );
+
+    for _ in 0..2 {
+        let installed = fence(&database, &["install"]).await;
+        assert_eq!(installed.code, Some(0), "{}", installed.stderr);
+        assert_eq!(installed.said(), "installed: true\n");
+    }
+    let printed = fence(&database, &["install", "--print"]).await;
+    assert_eq!((printed.code, printed.stdout.as_str()), (Some(0), KIT));
+
+    let client = database.client().await;
+    let unseen = fence(
+        &database,
+        &["check", "r", "--token", "1", "--output", "json"],
+    )
+    .await;
+    assert_eq!(unseen.code, Some(0));
+    assert_eq!(
+        json(&unseen),
+        json!({"resource": "r", "highest_token": 0, "rejected_total": 0, "would_be_admitted": true})
+    );
+    admit(&client, "r", 7).await.unwrap();
+    assert_eq!(state(admit(&client, "r", 6).await), "FP409");
+    for (token, code, admitted) in [("6", 76, false), ("7", 0, true), ("8", 0, true)] {
+        let checked = fence(
+            &database,
+            &["check", "r", "--token", token, "--output", "json"],
+        )
+        .await;
+        assert_eq!(checked.code, Some(code), "{token}: {}", checked.stderr);
+        assert_eq!(
+            json(&checked),
+            json!({"resource": "r", "highest_token": 7, "rejected_total": 1, "would_be_admitted": admitted})
+        );
+    }
+    let text = fence(&database, &["check", "r"]).await;
+    assert!(
+        text.stdout
+            .starts_with("resource: r\nhighest_token: 7\nadmitted_at: "),
+        "{}",
+        text.stdout
+    );
+
+    let reset = fence(&database, &["reset", "r", "--to", "3"]).await;
+    assert_eq!(
+        (reset.code, reset.said().as_str()),
+        (
+            Some(0),
+            "resource: r\nhighest_token: 3\nprevious_token: 7\n"
+        )
+    );
+    assert_eq!(highest(&client, "r").await, 3);
+    let forgot = fence(&database, &["reset", "r", "--forget", "--output", "json"]).await;
+    assert_eq!(
+        json(&forgot),
+        json!({"resource": "r", "highest_token": 0, "previous_token": 3})
+    );
+    assert_eq!(highest(&client, "r").await, 0);
+    let unknown = fence(&database, &["reset", "r", "--to", "3"]).await;
+    assert_eq!((unknown.code, unknown.stdout.as_str()), (Some(64), ""));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_command_line_says_what_is_wrong_and_no_password() {
+    let database = fresh_database().await;
+    let nowhere = "postgres://u:swordfish@127.0.0.1:1/db";
+    for (arguments, code) in [
+        (vec!["install"], 78),
+        (
+            vec!["install", "--database-url", "postgres://u:swordfish@:x"],
+            78,
+        ),
+        (
+            vec![
+                "install",
+                "--database-url",
+                "postgres://u:swordfish@h/db?sslmode=require",
+            ],
+            78,
+        ),
+        (
+            vec!["install", "--database-url-file", "/no such swordfish"],
+            78,
+        ),
+        (vec!["install", "--database-url", nowhere], 69),
+        (vec!["check", "r", nowhere], 64),
+        (vec![nowhere], 64),
+        (vec!["check", "r", "--token", nowhere], 64),
+        (vec!["reset", "r"], 64),
+        (vec!["reset", "r", "--to", "1", "--forget"], 64),
+        (vec!["reset", "r", "--to", "0"], 64),
+        (vec!["check", "r", "--token", "-1"], 64),
+    ] {
+        let mut command = bare(cli());
+        command.arg("fence").args(&arguments);
+        let ended = run(command).await;
+        assert_eq!(ended.code, Some(code), "{arguments:?} {}", ended.stderr);
+        assert_eq!(ended.stdout, "");
+        assert!(!ended.stderr.is_empty());
+        assert!(!ended.stderr.contains("swordfish"), "{}", ended.stderr);
+    }
+    let help = fence(&database, &["reset", "--help"]).await;
+    assert_eq!(help.code, Some(0));
+    assert!(help.stdout.contains("THIS OPENS THE FENCE"));
+    assert!(!help.stdout.contains(&database.url()));
+}

@@ -1,0 +1,148 @@
+//! Who may do what with the kit, and who may not turn it.
+
+use fencepost_support::postgres::fresh_database;
+
+use crate::fence_world::{KIT, admit, fenced, may, role, state};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_writer_may_admit_and_nothing_else() {
+    let database = fenced().await;
+    let client = database.client().await;
+    let role = role(
+        &database,
+        "GRANT EXECUTE ON FUNCTION fence.admit(text, bigint) TO",
+    )
+    .await;
+    client
+        .run(&format!(
+            "CREATE TABLE t (id int, fencing_token bigint); GRANT INSERT, UPDATE, DELETE, SELECT ON t TO {role};
+             CREATE TRIGGER g AFTER INSERT OR UPDATE OR DELETE ON t FOR EACH ROW EXECUTE FUNCTION fence.guard('t');
+             SET ROLE {role}"
+        ))
+        .await;
+    may(
+        &client,
+        &[
+            ("SELECT fence.admit('r', 5)", "00000"),
+            ("SELECT fence.admit('r', 4)", "FP409"),
+            ("SELECT fence.check('r')", "00000"),
+            ("INSERT INTO t VALUES (1, 5)", "FP428"),
+            (
+                "SELECT fence.admit('t', 5); INSERT INTO t VALUES (1, 5)",
+                "00000",
+            ),
+            ("UPDATE t SET fencing_token = 4", "FP409"),
+            ("SELECT token FROM fence.tokens", "42501"),
+            ("UPDATE fence.tokens SET token = 1", "42501"),
+            ("DELETE FROM fence.tokens", "42501"),
+            (
+                "INSERT INTO fence.tokens VALUES ('x', 1, NULL, now())",
+                "42501",
+            ),
+            ("SELECT setval('fence.rejections', 1)", "42501"),
+            ("SELECT fence.reset('r')", "42501"),
+            ("SELECT fence.reset('r', 1)", "42501"),
+            ("CREATE TABLE fence.mine (id int)", "42501"),
+        ],
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watcher_may_look_and_a_stranger_may_not() {
+    let database = fenced().await;
+    let client = database.client().await;
+    let role = role(&database, "").await;
+    client
+        .run(&format!(
+            "CREATE TABLE t (fencing_token bigint);
+             CREATE TRIGGER g AFTER INSERT OR UPDATE OR DELETE ON t FOR EACH ROW EXECUTE FUNCTION fence.guard('t');
+             CREATE ROLE stranger_{role}; GRANT INSERT, DELETE ON t TO stranger_{role}; SET ROLE {role}"
+        ))
+        .await;
+    may(
+        &client,
+        &[
+            ("SELECT fence.check('r')", "00000"),
+            ("SELECT fence.rejected_total()", "00000"),
+            ("SELECT fence.admit('r', 5)", "42501"),
+            ("SELECT fence.reset('r')", "42501"),
+        ],
+    )
+    .await;
+    client
+        .run(&format!("RESET ROLE; SET ROLE stranger_{role}"))
+        .await;
+    may(
+        &client,
+        &[
+            ("SELECT fence.check('r')", "42501"),
+            ("DELETE FROM t", "00000"),
+            ("INSERT INTO t VALUES (5)", "42501"),
+        ],
+    )
+    .await;
+}
+
+/// The kit needs no superuser: its owner may be whoever owns the data.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_plain_role_may_install_it_and_owns_it() {
+    let database = fresh_database().await;
+    let client = database.client().await;
+    let name = database.name();
+    client
+        .run(&format!(
+            "CREATE ROLE owner_{name}; CREATE ROLE other_{name};
+             GRANT CREATE ON DATABASE {name} TO owner_{name}, other_{name}; SET ROLE owner_{name}"
+        ))
+        .await;
+    client.run(KIT).await;
+    client.run(KIT).await;
+    admit(&client, "r", 7).await.unwrap();
+    assert_eq!(state(admit(&client, "r", 6).await), "FP409");
+    client
+        .run(&format!("RESET ROLE; SET ROLE other_{name}"))
+        .await;
+    assert_eq!(state(client.batch_execute(KIT).await), "42501");
+}
+
+/// A caller's search path, temporary tables and operators change nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_search_path_cannot_turn_the_fence() {
+    let database = fenced().await;
+    let client = database.client().await;
+    admit(&client, "r", 7).await.unwrap();
+    client
+        .run(
+            "CREATE SCHEMA evil;
+             CREATE FUNCTION evil.never(bigint, bigint) RETURNS boolean LANGUAGE sql AS 'SELECT false';
+             CREATE OPERATOR evil.< (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = evil.never)",
+        )
+        .await;
+    client
+        .run("CREATE TEMP TABLE tokens (resource text, token bigint); SET search_path = evil, pg_temp, pg_catalog")
+        .await;
+    assert!(!client.value::<bool>("SELECT 1::bigint < 2::bigint").await);
+    assert_eq!(state(admit(&client, "r", 6).await), "FP409");
+    assert_eq!(state(admit(&client, "r", 8).await), "00000");
+}
+
+/// Whoever owns the schema, or a function in it, could put code of their own
+/// where others run it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schema_of_somebody_else_is_refused() {
+    let database = fresh_database().await;
+    let client = database.client().await;
+    client.run("CREATE SCHEMA fence").await;
+    let mallory = role(&database, "").await;
+    client
+        .run(&format!("ALTER SCHEMA fence OWNER TO {mallory}"))
+        .await;
+    assert_eq!(state(client.batch_execute(KIT).await), "42501");
+    client.run("ALTER SCHEMA fence OWNER TO CURRENT_USER").await;
+    client.run(KIT).await;
+    client
+        .run(&format!("ALTER FUNCTION fence.guard() OWNER TO {mallory}"))
+        .await;
+    assert_eq!(state(client.batch_execute(KIT).await), "42501");
+}
