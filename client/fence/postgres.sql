@@ -85,8 +85,6 @@ BEGIN
     END IF;
 END $$;
 
-COMMENT ON SCHEMA fence IS 'Fencepost fencing kit, version 1';
-
 -- The row of a resource is rewritten by each transaction that admits, hence the
 -- room for heap-only updates.
 CREATE TABLE IF NOT EXISTS fence.tokens (
@@ -313,9 +311,40 @@ BEGIN
     RETURN NULL;
 END $$;
 
+-- At the first installation nobody but the owner keeps anything: the owner's
+-- ALTER DEFAULT PRIVILEGES would let writers lower a token. Later ones leave alone
+-- what was granted to roles on purpose.
+DO $$
+DECLARE
+    command text;
+BEGIN
+    IF coalesce(pg_catalog.obj_description('fence'::regnamespace, 'pg_namespace'), '')
+       NOT LIKE 'Fencepost fencing kit, version %' THEN
+        FOR command IN
+            SELECT pg_catalog.format('REVOKE ALL ON %s FROM %s CASCADE', made.what,
+                                     CASE given.grantee WHEN 0 THEN 'PUBLIC' ELSE given.grantee::regrole::text END)
+              FROM (SELECT 'SCHEMA fence', nspacl, nspowner
+                      FROM pg_catalog.pg_namespace WHERE nspname = 'fence'
+                    UNION ALL
+                    SELECT 'TABLE ' || oid::regclass, relacl, relowner  -- a sequence may be called one
+                      FROM pg_catalog.pg_class WHERE relnamespace = 'fence'::regnamespace AND relkind IN ('r', 'S')
+                    UNION ALL
+                    SELECT 'FUNCTION ' || oid::regprocedure, proacl, proowner
+                      FROM pg_catalog.pg_proc WHERE pronamespace = 'fence'::regnamespace) AS made (what, acl, owner),
+                   pg_catalog.aclexplode(made.acl) AS given
+             WHERE given.grantee <> made.owner
+        LOOP
+            EXECUTE command;
+        END LOOP;
+    END IF;
+END $$;
+
 REVOKE ALL ON SCHEMA fence FROM PUBLIC;
 REVOKE ALL ON TABLE fence.tokens FROM PUBLIC;
 REVOKE ALL ON SEQUENCE fence.rejections FROM PUBLIC;
 REVOKE ALL ON FUNCTION fence.admit(text, bigint), fence.reset(text), fence.reset(text, bigint) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION fence.check(text), fence.rejected_total(), fence.admitted(text),
     fence.reject(text, bigint, bigint), fence.guard() TO PUBLIC;
+
+-- Last, because it says that all of the above is in place.
+COMMENT ON SCHEMA fence IS 'Fencepost fencing kit, version 1';

@@ -146,3 +146,58 @@ async fn a_schema_of_somebody_else_is_refused() {
         .await;
     assert_eq!(state(client.batch_execute(KIT).await), "42501");
 }
+
+/// What an owner gives away by default is not given away with the kit. What is
+/// granted on purpose stays, also when the kit is installed again.
+#[tokio::test(flavor = "multi_thread")]
+async fn default_privileges_hand_nobody_the_fence() {
+    let database = fresh_database().await;
+    let client = database.client().await;
+    let name = database.name();
+    client
+        .run(&format!(
+            "CREATE ROLE owner_{name}; CREATE ROLE w_{name};
+             GRANT CREATE ON DATABASE {name} TO owner_{name}; SET ROLE owner_{name}"
+        ))
+        .await;
+    for what in ["SCHEMAS", "TABLES", "SEQUENCES", "FUNCTIONS"] {
+        client
+            .run(&format!(
+                "ALTER DEFAULT PRIVILEGES GRANT ALL ON {what} TO w_{name} WITH GRANT OPTION"
+            ))
+            .await;
+    }
+    client.run(KIT).await;
+    let given = format!(
+        "SELECT has_schema_privilege('w_{name}', 'fence', 'USAGE, CREATE')
+             OR has_table_privilege('w_{name}', 'fence.tokens', 'SELECT, INSERT, UPDATE, DELETE, TRUNCATE')
+             OR has_sequence_privilege('w_{name}', 'fence.rejections', 'USAGE, SELECT, UPDATE')
+             OR has_function_privilege('w_{name}', 'fence.admit(text, bigint)', 'EXECUTE')
+             OR has_function_privilege('w_{name}', 'fence.reset(text)', 'EXECUTE')
+             OR has_function_privilege('w_{name}', 'fence.reset(text, bigint)', 'EXECUTE')"
+    );
+    assert!(!client.value::<bool>(&given).await);
+
+    for grant in [
+        "USAGE ON SCHEMA fence",
+        "SELECT ON fence.tokens",
+        "SELECT ON SEQUENCE fence.rejections",
+        "EXECUTE ON FUNCTION fence.admit(text, bigint), fence.reset(text)",
+    ] {
+        client.run(&format!("GRANT {grant} TO w_{name}")).await;
+    }
+    client.run(KIT).await;
+    client.run(&format!("RESET ROLE; SET ROLE w_{name}")).await;
+    may(
+        &client,
+        &[
+            ("SELECT fence.admit('r', 5)", "00000"),
+            ("SELECT token FROM fence.tokens", "00000"),
+            ("SELECT last_value FROM fence.rejections", "00000"),
+            ("SELECT fence.reset('r')", "00000"),
+            ("SELECT fence.reset('r', 5)", "42501"),
+            ("UPDATE fence.tokens SET token = 1", "42501"),
+        ],
+    )
+    .await;
+}
