@@ -90,9 +90,12 @@ END $$;
 CREATE TABLE IF NOT EXISTS fence.tokens (
     resource    text COLLATE "C" PRIMARY KEY,
     token       bigint NOT NULL CHECK (token > 0 AND token < 9007199254740992),
-    -- The transaction that last admitted a token; none after a reset. Only that
-    -- transaction itself can find its own number here while it runs, which is
-    -- how fence.guard() knows that a token was shown.
+    -- The transaction that last admitted a token, by its number (none after a
+    -- reset) and the time of its beginning: a transaction that finds both its own
+    -- here has shown its token, which is what fence.guard() asks. The number alone
+    -- would not do, since a dump or logical replication takes rows to a server
+    -- that gives the same numbers again. No clock that is set back can part the
+    -- two: transaction_timestamp() stays the same within a transaction.
     admitted_in xid8,
     admitted_at timestamptz NOT NULL
 ) WITH (fillfactor = 50);
@@ -157,13 +160,14 @@ BEGIN
     -- this transaction would go on with a snapshot from before it, in which its
     -- writes are missing. After a rewrite the new holder gets 40001 instead.
     INSERT INTO fence.tokens AS seen (resource, token, admitted_in, admitted_at)
-    VALUES (admit.resource, admit.token, pg_current_xact_id(), clock_timestamp())
+    VALUES (admit.resource, admit.token, pg_current_xact_id(), transaction_timestamp())
         ON CONFLICT (resource) DO UPDATE
        SET token = EXCLUDED.token,
            admitted_in = EXCLUDED.admitted_in,
            admitted_at = EXCLUDED.admitted_at
      WHERE seen.token < EXCLUDED.token
-        OR (seen.token = EXCLUDED.token AND seen.admitted_in IS DISTINCT FROM EXCLUDED.admitted_in);
+        OR (seen.token = EXCLUDED.token
+            AND (seen.admitted_in, seen.admitted_at) IS DISTINCT FROM (EXCLUDED.admitted_in, EXCLUDED.admitted_at));
     IF NOT FOUND THEN
         -- Newer, or this transaction's own. The row is locked, and the next
         -- statement sees it as it is.
@@ -178,15 +182,18 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 #variable_conflict use_column
 BEGIN
     RETURN (SELECT t.token FROM fence.tokens AS t
-             WHERE t.resource = admitted.resource COLLATE "C" AND t.admitted_in = pg_current_xact_id_if_assigned());
+             WHERE t.resource = admitted.resource COLLATE "C"
+               AND t.admitted_in = pg_current_xact_id_if_assigned() AND t.admitted_at = transaction_timestamp());
 END $$;
 
--- The highest token seen, and when a token was last admitted. No row: none yet.
+-- The highest token seen, and when the transaction began that last admitted one
+-- (NULL after a reset: nobody has shown the token that it set). No row: none yet.
 -- To look at, not to decide by: the next moment it may be another.
 CREATE OR REPLACE FUNCTION fence.check(resource text)
 RETURNS TABLE (token bigint, admitted_at timestamptz)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-    SELECT t.token, t.admitted_at FROM fence.tokens AS t WHERE t.resource = $1
+    SELECT t.token, CASE WHEN t.admitted_in IS NOT NULL THEN t.admitted_at END
+      FROM fence.tokens AS t WHERE t.resource = $1
 $$;
 
 -- How many writes were stopped with FP409, in this database, ever. After a crash

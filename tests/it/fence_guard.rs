@@ -245,6 +245,32 @@ async fn a_token_counts_in_its_own_transaction_alone() {
     other.run("COMMIT").await;
 }
 
+/// A dump or logical replication brings rows from elsewhere, and with them the
+/// number of a transaction that may be this one's here.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_of_elsewhere_with_the_same_number_is_not_this_one() {
+    let database = fenced().await;
+    let client = database.client().await;
+    client.run(TABLES).await;
+    let restored =
+        "UPDATE fence.tokens SET admitted_in = pg_current_xact_id() WHERE resource = 'order-1'";
+    let delete = "DELETE FROM orders WHERE id = 1";
+    // The clock there may have been behind this one's, or ahead of it.
+    for at in [
+        "transaction_timestamp() - interval '1 day'",
+        "transaction_timestamp() + interval '1 day'",
+    ] {
+        let restored = format!(
+            "{restored}; UPDATE fence.tokens SET admitted_at = {at} WHERE resource = 'order-1'"
+        );
+        let unshown = format!("{restored}; {delete}");
+        assert_eq!(case(&client, &[], &unshown).await, UNSHOWN, "{at}");
+        // Shown by this one, it counts, although the token is not new.
+        let shown = format!("{restored}; SELECT fence.admit('order-1', 5); {delete}");
+        assert_eq!(case(&client, &[], &shown).await, OK, "{at}");
+    }
+}
+
 /// A row that was written past the guard, with a token that the fence has not
 /// seen, is safe from an older one all the same.
 #[tokio::test(flavor = "multi_thread")]

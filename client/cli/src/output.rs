@@ -110,6 +110,7 @@ impl Output {
 pub(crate) struct Seen {
     /// 0: none yet.
     pub(crate) highest_token: i64,
+    /// None also after a reset: nobody has shown the token that it set.
     pub(crate) admitted_at: Option<SystemTime>,
     pub(crate) rejected_total: i64,
 }

@@ -145,7 +145,7 @@ impl Database {
             .await?;
         Ok(Seen {
             highest_token: row.as_ref().map_or(0, |row| row.get(0)),
-            admitted_at: row.map(|row| row.get(1)),
+            admitted_at: row.and_then(|row| row.get(1)),
             rejected_total: rejected.get(0),
         })
     }
