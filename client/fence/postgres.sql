@@ -106,32 +106,14 @@ COMMENT ON TABLE fence.tokens IS 'The highest fencing token seen, per resource';
 CREATE SEQUENCE IF NOT EXISTS fence.rejections;
 COMMENT ON SEQUENCE fence.rejections IS 'Writes with an older token that were stopped: see fence.rejected_total()';
 
--- Internal: counts and raises a rejection. Raises nothing when the token is not
--- older than `newer` and than all that were admitted.
-CREATE OR REPLACE FUNCTION fence.reject(resource text, token bigint, newer bigint) RETURNS void
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-#variable_conflict use_column
-DECLARE
-    highest bigint;
-BEGIN
-    SELECT greatest(max(t.token), reject.newer) INTO highest
-      FROM fence.tokens AS t WHERE t.resource = reject.resource COLLATE "C";
-    IF reject.token < highest THEN
-        PERFORM nextval('fence.rejections');
-        RAISE EXCEPTION 'fencing token is older than the highest one seen'
-            USING ERRCODE = 'FP409',
-                  DETAIL = format('Resource "%s": token %s, highest seen %s.', reject.resource, reject.token, highest),
-                  HINT = 'A newer holder has taken over. Stop working: this token is never admitted again.',
-                  SCHEMA = 'fence', TABLE = 'tokens';
-    END IF;
-END $$;
-
 -- Shows a token: locks the resource's row until the end of the transaction, and
 -- records the token, or raises FP409 when a newer one was seen. Equal is
 -- admitted: one holder writes many times.
 CREATE OR REPLACE FUNCTION fence.admit(resource text, token bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
+DECLARE
+    highest bigint;
 BEGIN
     -- Not STRICT: a NULL token would then be admitted by doing nothing. Tokens of
     -- Fencepost are below 2^53; anything larger would lock all holders out.
@@ -171,7 +153,15 @@ BEGIN
     IF NOT FOUND THEN
         -- Newer, or this transaction's own. The row is locked, and the next
         -- statement sees it as it is.
-        PERFORM fence.reject(admit.resource, admit.token, NULL);
+        SELECT t.token INTO highest FROM fence.tokens AS t WHERE t.resource = admit.resource COLLATE "C";
+        IF admit.token < highest THEN
+            PERFORM nextval('fence.rejections');
+            RAISE EXCEPTION 'fencing token is older than the highest one seen'
+                USING ERRCODE = 'FP409',
+                      DETAIL = format('Resource "%s": token %s, highest seen %s.', admit.resource, admit.token, highest),
+                      HINT = 'A newer holder has taken over. Stop working: this token is never admitted again.',
+                      SCHEMA = 'fence', TABLE = 'tokens';
+        END IF;
     END IF;
 END $$;
 
@@ -184,6 +174,18 @@ BEGIN
     RETURN (SELECT t.token FROM fence.tokens AS t
              WHERE t.resource = admitted.resource COLLATE "C"
                AND t.admitted_in = pg_current_xact_id_if_assigned() AND t.admitted_at = transaction_timestamp());
+END $$;
+
+-- Internal: counts a write to a row that carries a newer token. fence.guard() runs as
+-- the writer, so whoever may use the schema may call this, but it counts only in a
+-- transaction that has admitted a token. What remains: a role that may admit can
+-- raise the counter at will, which it also can with an old token.
+CREATE OR REPLACE FUNCTION fence.count_rejection(resource text) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF fence.admitted(resource) IS NOT NULL THEN
+        PERFORM nextval('fence.rejections');
+    END IF;
 END $$;
 
 -- The highest token seen, and when the transaction began that last admitted one
@@ -286,10 +288,12 @@ BEGIN
 
     IF TG_OP IN ('INSERT', 'UPDATE') THEN
         shown := fence.admitted(new_resource);
-        IF shown IS NULL THEN
-            -- That the row's token is an older one is worth its own code. One that
-            -- is not older proves nothing: it may be what stood there before.
-            PERFORM fence.reject(new_resource, NEW.fencing_token, NULL);
+        -- A token that this write set, and an older one, is worth its own code. 0, NULL
+        -- or what stood there before is a forgotten admit, and proves nothing. It is
+        -- admit that refuses and counts, so that only who may admit rings the alarm.
+        IF shown IS NULL AND NEW.fencing_token > 0 AND NEW.fencing_token IS DISTINCT FROM OLD.fencing_token
+           AND NEW.fencing_token < (SELECT c.token FROM fence.check(new_resource) AS c) THEN
+            PERFORM fence.admit(new_resource, NEW.fencing_token);
         END IF;
         IF shown IS NULL OR NEW.fencing_token IS DISTINCT FROM shown THEN
             RAISE EXCEPTION 'a guarded row was written without a fencing token of its transaction'
@@ -310,9 +314,14 @@ BEGIN
                                       TG_OP, TG_TABLE_SCHEMA, TG_TABLE_NAME, coalesce(old_resource, 'NULL')),
                       HINT = 'Start the transaction with SELECT fence.admit(resource, token).',
                       SCHEMA = TG_TABLE_SCHEMA, TABLE = TG_TABLE_NAME;
-        ELSIF TG_OP <> 'TRUNCATE' THEN
-            -- Written past the kit, or before a reset.
-            PERFORM fence.reject(old_resource, shown, OLD.fencing_token);
+        ELSIF TG_OP <> 'TRUNCATE' AND OLD.fencing_token > shown THEN
+            PERFORM fence.count_rejection(old_resource);
+            RAISE EXCEPTION 'fencing token is older than the one that the row carries'
+                USING ERRCODE = 'FP409',
+                      DETAIL = format('%s of %I.%I, resource "%s": the transaction has admitted token %s, the existing row carries token %s.',
+                                      TG_OP, TG_TABLE_SCHEMA, TG_TABLE_NAME, old_resource, shown, OLD.fencing_token),
+                      HINT = 'Stop working. The row was written past the kit, or before a reset: see fence.reset in the kit on how to mend it.',
+                      SCHEMA = TG_TABLE_SCHEMA, TABLE = TG_TABLE_NAME;
         END IF;
     END IF;
     RETURN NULL;
@@ -351,7 +360,7 @@ REVOKE ALL ON TABLE fence.tokens FROM PUBLIC;
 REVOKE ALL ON SEQUENCE fence.rejections FROM PUBLIC;
 REVOKE ALL ON FUNCTION fence.admit(text, bigint), fence.reset(text), fence.reset(text, bigint) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION fence.check(text), fence.rejected_total(), fence.admitted(text),
-    fence.reject(text, bigint, bigint), fence.guard() TO PUBLIC;
+    fence.count_rejection(text), fence.guard() TO PUBLIC;
 
 -- Last, because it says that all of the above is in place.
 COMMENT ON SCHEMA fence IS 'Fencepost fencing kit, version 1';

@@ -2,7 +2,7 @@
 
 use fencepost_support::postgres::fresh_database;
 
-use crate::fence_world::{KIT, admit, fenced, may, role, state};
+use crate::fence_world::{KIT, admit, fenced, may, rejected, role, state};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_writer_may_admit_and_nothing_else() {
@@ -200,4 +200,51 @@ async fn default_privileges_hand_nobody_the_fence() {
         ],
     )
     .await;
+}
+
+/// The counter is an alarm: who cannot admit cannot ring it, with tables and
+/// triggers of their own neither.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stranger_cannot_raise_the_counter() {
+    let database = fenced().await;
+    let client = database.client().await;
+    let role = role(&database, "").await;
+    admit(&client, "r", 7).await.unwrap();
+    let functions: Vec<String> = client
+        .query(
+            "SELECT oid::regprocedure::text FROM pg_proc WHERE pronamespace = 'fence'::regnamespace
+                AND prorettype <> 'trigger'::regtype AND has_function_privilege($1, oid, 'EXECUTE')",
+            &[&role],
+        )
+        .await
+        .unwrap()
+        .iter()
+        .map(|row| row.get(0))
+        .collect();
+    client.run(&format!("SET ROLE {role}")).await;
+    client
+        .run(
+            "CREATE TEMP TABLE mine (fencing_token bigint); INSERT INTO mine VALUES (9);
+             CREATE TRIGGER g AFTER INSERT OR UPDATE OR DELETE ON mine FOR EACH ROW EXECUTE FUNCTION fence.guard('r')",
+        )
+        .await;
+    may(
+        &client,
+        &[
+            ("INSERT INTO mine VALUES (1)", "42501"),
+            ("UPDATE mine SET fencing_token = 1", "42501"),
+            ("INSERT INTO mine VALUES (0)", "FP428"),
+            ("DELETE FROM mine", "FP428"),
+        ],
+    )
+    .await;
+    // Whatever else they may call, with an old token wherever one is asked for.
+    assert!(functions.len() >= 4, "{functions:?}");
+    for function in functions {
+        let call = function
+            .replace("text", "'r'")
+            .replace("bigint", "1::bigint");
+        let _ = client.batch_execute(&format!("SELECT {call}")).await;
+    }
+    assert_eq!(rejected(&client).await, 0);
 }
