@@ -207,7 +207,18 @@ $$;
 
 -- For a poisoned row: someone admitted a token that Fencepost never gave. Sets the
 -- highest token, up or DOWN. Use the token of the present lease: every holder from
--- there on is admitted, every older one is not. Returns what it was before.
+-- there on is admitted, every older one is not. Returns what it was before. When it
+-- was last admitted is gone with it, until the next admit.
+--
+-- Rows of guarded tables that were written with the bad token still carry it, and
+-- refuse every lower one with FP409. Mend them in the transaction of the reset, as
+-- the owner of the table (which locks writers out until the commit):
+--     BEGIN;
+--     SELECT fence.reset('order-7', 120540998346497);
+--     ALTER TABLE orders DISABLE TRIGGER fence_guard;
+--     UPDATE orders SET fencing_token = 120540998346497 WHERE id = 7 AND fencing_token > 120540998346497;
+--     ALTER TABLE orders ENABLE TRIGGER fence_guard;  -- ENABLE ALWAYS, if it was that
+--     COMMIT;
 CREATE OR REPLACE FUNCTION fence.reset(resource text, token bigint) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -230,7 +241,8 @@ BEGIN
 END $$;
 
 -- Forgets a resource: from then on ANY token is admitted, that of a holder frozen
--- for hours too. For resources that are gone for good. Returns the token it was.
+-- for hours too. For resources that are gone for good. Returns the token it was; a
+-- resource that was never seen is an error, as it may be a name mistyped.
 CREATE OR REPLACE FUNCTION fence.reset(resource text) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -238,6 +250,10 @@ DECLARE
     before bigint;
 BEGIN
     DELETE FROM fence.tokens AS t WHERE t.resource = reset.resource COLLATE "C" RETURNING t.token INTO before;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'no token was ever seen for this resource'
+            USING ERRCODE = 'no_data_found', DETAIL = format('Resource "%s".', reset.resource);
+    END IF;
     RETURN before;
 END $$;
 

@@ -89,20 +89,34 @@ async fn the_command_line_installs_checks_and_resets() {
         )
     );
     assert_eq!(highest(&client, "r").await, 3);
+    // Nobody has shown this one yet.
+    let checked = fence(&database, &["check", "r"]).await;
+    assert_eq!(
+        checked.said(),
+        "resource: r\nhighest_token: 3\nrejected_total: 1\n"
+    );
     let forgot = fence(&database, &["reset", "r", "--forget", "--output", "json"]).await;
     assert_eq!(
         json(&forgot),
         json!({"resource": "r", "highest_token": 0, "previous_token": 3})
     );
     assert_eq!(highest(&client, "r").await, 0);
-    let unknown = fence(&database, &["reset", "r", "--to", "3"]).await;
-    assert_eq!((unknown.code, unknown.stdout.as_str()), (Some(64), ""));
+    for target in [&["--to", "3"][..], &["--forget"]] {
+        let unknown = fence(&database, &[&["reset", "r"], target].concat()).await;
+        assert_eq!((unknown.code, unknown.stdout.as_str()), (Some(64), ""));
+        assert!(
+            unknown.stderr.contains("no token was ever seen"),
+            "{target:?}: {}",
+            unknown.stderr
+        );
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_command_line_says_what_is_wrong_and_no_password() {
     let database = fresh_database().await;
     let nowhere = "postgres://u:swordfish@127.0.0.1:1/db";
+    let long = "x".repeat(513);
     for (arguments, code) in [
         (vec!["install"], 78),
         (
@@ -129,6 +143,11 @@ async fn the_command_line_says_what_is_wrong_and_no_password() {
         (vec!["reset", "r", "--to", "1", "--forget"], 64),
         (vec!["reset", "r", "--to", "0"], 64),
         (vec!["check", "r", "--token", "-1"], 64),
+        (vec!["check", "r", "--token", "9007199254740992"], 64),
+        (vec!["reset", "r", "--to", "9007199254740992"], 64),
+        (vec!["check", ""], 64),
+        (vec!["check", &long], 64),
+        (vec!["reset", "", "--forget"], 64),
     ] {
         let mut command = bare(cli());
         command.arg("fence").args(&arguments);
@@ -141,5 +160,6 @@ async fn the_command_line_says_what_is_wrong_and_no_password() {
     let help = fence(&database, &["reset", "--help"]).await;
     assert_eq!(help.code, Some(0));
     assert!(help.stdout.contains("THIS OPENS THE FENCE"));
+    assert!(help.stdout.contains("1 to 2^53 - 1"), "{}", help.stdout);
     assert!(!help.stdout.contains(&database.url()));
 }

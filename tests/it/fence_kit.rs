@@ -81,14 +81,19 @@ async fn a_poisoned_row_is_reset_and_no_null_forgets() {
             ("SELECT fence.reset('r', NULL)", "22023"),
             ("SELECT fence.reset('r', 0)", "22023"),
             ("SELECT fence.reset('no such', 5)", "P0002"),
+            ("SELECT fence.reset('no such')", "P0002"),
+            ("SELECT fence.reset(NULL)", "P0002"),
         ],
     )
     .await;
     assert_eq!(highest(&client, "r").await, 1 << 52);
     let before: i64 = client.value("SELECT fence.reset('r', 7)").await;
     assert_eq!(before, 1 << 52);
+    let seen = "SELECT admitted_at IS NULL FROM fence.check('r')";
+    assert!(client.value::<bool>(seen).await, "nobody has shown 7");
     assert_eq!(state(admit(&client, "r", 6).await), "FP409");
     assert_eq!(state(admit(&client, "r", 7).await), "00000");
+    assert!(!client.value::<bool>(seen).await);
     let forgotten: Option<i64> = client.value("SELECT fence.reset('r')").await;
     assert_eq!(forgotten, Some(7));
     assert_eq!(state(admit(&client, "r", 1).await), "00000");
@@ -133,4 +138,40 @@ async fn a_name_of_another_collation_is_compared_like_any() {
     let older = client.batch_execute("SELECT fence.admit(n, 5) FROM names");
     assert_eq!(state(older.await), "FP409");
     client.run("SELECT fence.admit(n, 6) FROM names").await;
+}
+
+/// The comment on `fence.reset` says how to mend rows that carry the bad token.
+#[tokio::test(flavor = "multi_thread")]
+async fn guarded_rows_are_mended_as_the_kit_says() {
+    let database = fenced().await;
+    let client = database.client().await;
+    let bad: i64 = 1 << 52;
+    client
+        .run(&format!(
+            "CREATE TABLE orders (id int, fencing_token bigint NOT NULL DEFAULT 0);
+             CREATE TRIGGER fence_guard AFTER INSERT OR UPDATE OR DELETE ON orders
+                FOR EACH ROW EXECUTE FUNCTION fence.guard('order-', 'id');
+             BEGIN; SELECT fence.admit('order-7', {bad}); INSERT INTO orders VALUES (7, {bad}); COMMIT"
+        ))
+        .await;
+    let (_, recipe) = KIT.split_once("--     BEGIN;\n").unwrap();
+    let (recipe, _) = recipe.split_once("--     COMMIT;").unwrap();
+    let recipe = recipe.replace("--     ", "");
+    let token: i64 = 120_540_998_346_497;
+    assert!(recipe.contains(&token.to_string()), "{recipe}");
+    let write = format!(
+        "BEGIN; SELECT fence.admit('order-7', {token}); UPDATE orders SET fencing_token = {token}; COMMIT"
+    );
+
+    // The reset alone does not do it.
+    client
+        .run(&format!("SELECT fence.reset('order-7', {token})"))
+        .await;
+    assert_eq!(state(client.batch_execute(&write).await), "FP409");
+    client.run("ROLLBACK").await;
+    client.run(&format!("BEGIN; {recipe} COMMIT")).await;
+    client.run(&write).await;
+    // And the guard is back.
+    let unshown = client.batch_execute("DELETE FROM orders").await;
+    assert_eq!(state(unshown), "FP428");
 }

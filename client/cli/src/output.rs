@@ -148,12 +148,12 @@ impl Output {
         &self,
         resource: &str,
         to: Option<i64>,
-        before: Option<i64>,
+        before: i64,
     ) -> Result<(), Failure> {
         self.fields(vec![
             ("resource", json!(resource)),
             ("highest_token", json!(to.unwrap_or(0))),
-            ("previous_token", json!(before.unwrap_or(0))),
+            ("previous_token", json!(before)),
         ])
     }
 

@@ -151,11 +151,7 @@ impl Database {
     }
 
     /// Returns the highest token that was there before.
-    pub(super) async fn reset(
-        &self,
-        resource: &str,
-        to: Option<i64>,
-    ) -> Result<Option<i64>, FenceFailure> {
+    pub(super) async fn reset(&self, resource: &str, to: Option<i64>) -> Result<i64, FenceFailure> {
         let row = match to {
             Some(token) => {
                 let sql = "SELECT fence.reset($1, $2)";

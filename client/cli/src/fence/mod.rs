@@ -1,7 +1,7 @@
 //! `fencepost fence`: the fencing kit in the database that holds the data. Talks
 //! to that database, and to no lock server.
 
-use std::{path::PathBuf, time::Duration};
+use std::{ops::Range, path::PathBuf, time::Duration};
 
 use clap::Subcommand;
 use fencepost_client::fence::POSTGRES_KIT;
@@ -15,6 +15,9 @@ mod database;
 
 use database::Database;
 pub(crate) use database::FenceFailure;
+
+/// What can be a token, as the kit judges.
+const TOKENS: Range<i64> = 1..1 << 53;
 
 /// What `fence` takes.
 #[derive(Debug, clap::Args)]
@@ -64,11 +67,13 @@ enum Command {
     /// refused in the whole database.
     Check {
         /// The name that is locked.
+        #[arg(value_parser = resource)]
         resource: String,
 
-        /// Would this token be admitted? Exit code 76: no, a newer one was seen.
-        /// The next moment it may be otherwise: only the write itself can tell.
-        #[arg(long, value_parser = clap::value_parser!(i64).range(1..))]
+        /// Would this token, from 1 to 2^53 - 1, be admitted? Exit code 76: no, a
+        /// newer one was seen. The next moment it may be otherwise: only the write
+        /// itself can tell.
+        #[arg(long, value_parser = clap::value_parser!(i64).range(TOKENS))]
         token: Option<i64>,
     },
     /// Mend a resource that has seen a token which was never given.
@@ -76,7 +81,8 @@ enum Command {
     /// THIS OPENS THE FENCE. Whoever holds a token from N on, or any token after
     /// --forget, may write again, also a holder that has been frozen for hours.
     /// Take the token of the present lease (`fencepost get RESOURCE`) for N. Rows
-    /// of guarded tables that carry the wrong token must be mended too.
+    /// of guarded tables that carry the wrong token must be mended too: how is in
+    /// the comment on fence.reset in `fencepost fence install --print`.
     #[command(verbatim_doc_comment)]
     Reset(Reset),
 }
@@ -84,6 +90,7 @@ enum Command {
 #[derive(Debug, clap::Args)]
 struct Reset {
     /// The name that is locked.
+    #[arg(value_parser = resource)]
     resource: String,
 
     #[command(flatten)]
@@ -94,13 +101,21 @@ struct Reset {
 #[derive(Debug, clap::Args)]
 #[group(required = true, multiple = false)]
 struct Target {
-    /// The highest token from now on, higher or lower than it was.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..))]
+    /// The highest token from now on, from 1 to 2^53 - 1, higher or lower than it was.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(TOKENS))]
     to: Option<i64>,
 
     /// As if no token had ever been seen. For names that are gone for good.
     #[arg(long)]
     forget: bool,
+}
+
+/// A name that the kit could have seen.
+fn resource(name: &str) -> Result<String, &'static str> {
+    match name.len() {
+        1..=512 => Ok(name.to_owned()),
+        _ => Err("a resource has 1 to 512 bytes"),
+    }
 }
 
 pub(crate) async fn run(args: Args, patience: Duration, output: &Output) -> Result<Exit, Failure> {
