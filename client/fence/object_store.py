@@ -1,10 +1,8 @@
 #!/usr/bin/env python3
-"""Fencing for an object store that has conditional writes (S3, GCS, Azure, MinIO).
+"""Fencing for an object store with conditional writes, such as S3 or MinIO.
 
     object_store.py URL TOKEN claim         show the token, and print the object
     object_store.py URL TOKEN append TEXT   append a line
-
-Exit codes: 0 done, 76 a newer holder has been here: stop.
 
 The token is the first line of the object, so that one write changes both:
 
@@ -29,14 +27,24 @@ fenced object, since its token goes with it: write an empty one.
 With boto3 (real S3 wants signed requests) the two calls are
     got = s3.get_object(Bucket=b, Key=k)     # got["ETag"], got["Body"]
     s3.put_object(Bucket=b, Key=k, Body=line + body, IfMatch=got["ETag"])
-A 412, and S3's 409 ConditionalRequestConflict, mean: from the start.
+A 412, and S3's 409 ConditionalRequestConflict, mean: from the start. For stores
+that want the condition otherwise, see the README: only S3's way is tested.
 """
 
+import argparse
 import http.client
 import sys
 import urllib.parse
 
 TOKEN = b"fencing-token: "
+
+EXIT_CODES = """\
+exit codes:
+  0   done
+  64  wrong usage
+  69  no store, or an answer that is of no use; a write may have happened all the same
+  76  a newer holder has been here: stop
+"""
 
 
 class Stale(Exception):
@@ -44,14 +52,20 @@ class Stale(Exception):
 
 
 class Store:
-    """One object, over plain HTTP. Swap in your own client here."""
+    """One object, over HTTP without signatures. Swap in your own client here."""
 
     def __init__(self, url):
         parts = urllib.parse.urlsplit(url)
-        self.address, self.path = parts.netloc, parts.path
+        if parts.scheme not in ("http", "https") or not parts.hostname or len(parts.path) < 2:
+            raise ValueError("expected http(s)://host[:port]/path/of/the/object")
+        tls = parts.scheme == "https"
+        self._connection = http.client.HTTPSConnection if tls else http.client.HTTPConnection
+        self.host, self.port = parts.hostname, parts.port
+        # A query may be the signature.
+        self.path = urllib.parse.urlunsplit(("", "", parts.path, parts.query, ""))
 
     def _call(self, method, body=None, headers=None):
-        connection = http.client.HTTPConnection(self.address, timeout=10)
+        connection = self._connection(self.host, self.port, timeout=10)
         try:
             connection.request(method, self.path, body, headers or {})
             response = connection.getresponse()
@@ -65,13 +79,17 @@ class Store:
         if status == 404:
             return b"", 0, None
         if status != 200:
-            raise RuntimeError(f"GET: {status}")
+            raise RuntimeError(f"GET was answered with {status}")
+        etag = headers["ETag"]
+        if not etag or etag.startswith("W/"):
+            # No condition on it would ever hold.
+            raise RuntimeError("GET was answered without a strong ETag")
         line, _, rest = body.partition(b"\n")
         if not line.startswith(TOKEN):
             # Written by others, it has none.
-            return body, 0, headers["ETag"]
+            return body, 0, etag
         # As a number: as text "9" is above "10".
-        return rest, int(line.removeprefix(TOKEN)), headers["ETag"]
+        return rest, int(line.removeprefix(TOKEN)), etag
 
     def write_if_unchanged(self, body, token, etag):
         """Whether the object was still the one that was read."""
@@ -82,7 +100,7 @@ class Store:
         if status in (404, 409, 412):
             return False
         if status not in (200, 201, 204):
-            raise RuntimeError(f"PUT: {status}")
+            raise RuntimeError(f"PUT was answered with {status}")
         return True
 
 
@@ -92,7 +110,7 @@ def fenced_update(store, token, change):
     After a lost answer, calling it again is safe for the fence, but `change` may
     be applied twice: let it look for its own trace when that matters.
     """
-    if token <= 0:
+    if not 0 < token < 2**53:
         raise ValueError("not a fencing token")
     while True:
         body, seen, etag = store.read()
@@ -103,19 +121,54 @@ def fenced_update(store, token, change):
             return body
 
 
-def main(url, token, verb, text=""):
-    store, token = Store(url), int(token)
-    if verb == "claim":
-        sys.stdout.write(fenced_update(store, token, lambda body: body).decode())
-    elif verb == "append":
-        fenced_update(store, token, lambda body: body + text.encode() + b"\n")
-    else:
-        raise SystemExit(64)
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        self.exit(64, f"{self.prog}: {message}\n")
+
+
+def arguments():
+    def store(url):
+        try:
+            return Store(url)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    def token(text):
+        if not text.isdecimal() or not 0 < int(text) < 2**53:
+            raise argparse.ArgumentTypeError("not a fencing token: it is from 1 to 2^53 - 1")
+        return int(text)
+
+    parser = Parser(
+        description="Write an object so that no older holder of a lock can overwrite it.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("store", metavar="URL", type=store, help="of the object, http or https")
+    parser.add_argument("token", metavar="TOKEN", type=token, help="fencing_token of the lease")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs.add_parser("claim", help="show the token, and print the object: a new holder, first")
+    verbs.add_parser("append", help="append a line").add_argument("text", metavar="TEXT")
+    return parser.parse_args()
+
+
+def main(store, token, verb, text=None):
+    def change(body):
+        return body if verb == "claim" else body + text.encode() + b"\n"
+
+    try:
+        body = fenced_update(store, token, change)
+        if verb == "claim":
+            sys.stdout.buffer.write(body)
+            sys.stdout.buffer.flush()
+    except Stale as stale:
+        print(f"stale: {stale}", file=sys.stderr)
+        return 76
+    # ValueError: what was read or asked for is not what it should be.
+    except (OSError, http.client.HTTPException, RuntimeError, ValueError) as error:
+        print(f"failed: {error or type(error).__name__}", file=sys.stderr)
+        return 69
+    return 0
 
 
 if __name__ == "__main__":
-    try:
-        main(*sys.argv[1:])
-    except Stale as stale:
-        print(f"stale: {stale}", file=sys.stderr)
-        sys.exit(76)
+    sys.exit(main(**vars(arguments())))

@@ -3,20 +3,25 @@
 
 use std::{path::Path, process::Command};
 
-use tokio::task::JoinSet;
+use tokio::{io::AsyncReadExt as _, net::TcpListener, task::JoinSet};
 
 use crate::{
-    object_stub::ObjectStub,
+    object_stub::{FORBIDDEN, ObjectStub, WEAK},
     programs::{Ended, run},
 };
 
 const KEY: &str = "/bucket/report";
 
-fn recipe_command(store: &ObjectStub, token: i64, arguments: &[&str]) -> Command {
+fn recipe_itself() -> Command {
     let recipe = Path::new(env!("CARGO_MANIFEST_DIR")).join("client/fence/object_store.py");
     let mut command = Command::new("python3");
+    command.arg(recipe);
     command
-        .arg(recipe)
+}
+
+fn recipe_command(store: &ObjectStub, token: i64, arguments: &[&str]) -> Command {
+    let mut command = recipe_itself();
+    command
         .args([store.url(KEY), token.to_string()])
         .args(arguments);
     command
@@ -37,7 +42,7 @@ async fn a_holder_claims_writes_and_is_followed() {
         (10, &["claim"], 0, "nine\nagain\n"),
         (9, &["append", "late"], 76, "nine\nagain\n"),
         (10, &["append", "ten"], 0, "nine\nagain\nten\n"),
-        (0, &["append", "zero"], 1, "nine\nagain\nten\n"),
+        (0, &["append", "zero"], 64, "nine\nagain\nten\n"),
     ] {
         let ended = recipe(&store, token, arguments).await;
         assert_eq!(
@@ -126,4 +131,59 @@ async fn an_object_never_goes_back_and_loses_no_line() {
     acknowledged.sort_unstable();
     assert_eq!(written, acknowledged);
     assert!(body.lines().any(|line| token(&line) == 5), "{body}");
+}
+
+/// One line on stderr says why, and no trace of the program's insides.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_goes_wrong_is_told_in_one_line() {
+    let store = ObjectStub::start().await;
+    let (there, forbidden, weak) = (store.url(KEY), store.url(FORBIDDEN), store.url(WEAK));
+    for (arguments, code, says) in [
+        (&[][..], 64, "required"),
+        (&["ftp://host/key", "5", "claim"], 64, "http(s)://"),
+        (&["http://host", "5", "claim"], 64, "http(s)://"),
+        (&["http://host:port/key", "5", "claim"], 64, "port"),
+        (&[&there, "5", "delete"], 64, "delete"),
+        (&[&there, "five", "claim"], 64, "1 to 2^53 - 1"),
+        (&[&there, "9007199254740992", "claim"], 64, "1 to 2^53 - 1"),
+        (&[&there, "5", "append"], 64, "TEXT"),
+        (&["http://127.0.0.1:1/key", "5", "claim"], 69, "refused"),
+        (&[&forbidden, "5", "claim"], 69, "403"),
+        // To go on would be to try for ever.
+        (&[&weak, "5", "claim"], 69, "ETag"),
+    ] {
+        let mut command = recipe_itself();
+        command.args(arguments);
+        let ended = run(command).await;
+        assert_eq!(ended.code, Some(code), "{arguments:?} {}", ended.stderr);
+        assert_eq!(ended.stdout, "", "{arguments:?}");
+        assert_eq!(ended.stderr.lines().count(), 1, "{}", ended.stderr);
+        assert!(ended.stderr.contains(says), "{says}: {}", ended.stderr);
+    }
+    let mut command = recipe_itself();
+    command.arg("--help");
+    let help = run(command).await;
+    assert_eq!(help.code, Some(0), "{}", help.stderr);
+    for word in ["URL", "TOKEN", "claim", "append", "76"] {
+        assert!(help.stdout.contains(word), "{word}: {}", help.stdout);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn https_is_spoken_to_an_https_url() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut command = recipe_itself();
+    command.args([
+        &format!("https://{}/key", listener.local_addr().unwrap()),
+        "5",
+        "claim",
+    ]);
+    let (ended, first) = tokio::join!(run(command), async {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        stream.read_u8().await.unwrap()
+    });
+    // A record of TLS's handshake.
+    assert_eq!(first, 22);
+    assert_eq!(ended.code, Some(69), "{}", ended.said());
+    assert_eq!(ended.stderr.lines().count(), 1, "{}", ended.stderr);
 }

@@ -1,5 +1,6 @@
 //! A stub of an object store over HTTP: one object a path, an ETag made from the
-//! content as S3's is, `If-Match` and `If-None-Match: *` on PUT.
+//! content as S3's is, `If-Match` and `If-None-Match: *` on PUT. Two paths answer
+//! as no store should that one fences with.
 
 use std::{
     collections::HashMap,
@@ -13,6 +14,12 @@ use tokio::{
     net::{TcpListener, TcpStream},
     task::JoinSet,
 };
+
+/// Answers 403 to everything.
+pub(crate) const FORBIDDEN: &str = "/bucket/forbidden";
+
+/// There, with an ETag that no condition matches.
+pub(crate) const WEAK: &str = "/bucket/weak";
 
 /// What is stored, as the recipe writes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -126,6 +133,11 @@ async fn serve(mut stream: TcpStream, contents: Arc<Mutex<Contents>>) {
 fn answer(head: &str, body: String, contents: &mut Contents) -> String {
     let mut words = head.split(' ');
     let (method, path) = (words.next().unwrap(), words.next().unwrap());
+    match path {
+        FORBIDDEN => return response("403 Forbidden", "", "no"),
+        WEAK => return response("200 OK", "ETag: W/\"1\"\r\n", ""),
+        _ => {}
+    }
     let found = contents.objects.get(path).cloned();
     if method == "GET" {
         if let Some(content) = contents.after_next_get.take() {
