@@ -2,9 +2,9 @@
 --
 -- For the database that holds your data; it knows nothing of the lock server's
 -- own. Needs PostgreSQL 13 or later; tested on 15. Install with `fencepost fence
--- install`, with `psql -1 -f postgres.sql`, or from your migrations (one
--- transaction). Installing again keeps all tokens and all GRANTs to roles, and
--- takes back what was granted to PUBLIC.
+-- install`, with `psql -1 -v ON_ERROR_STOP=1 -f postgres.sql`, or from your
+-- migrations (one transaction). Installing again keeps all tokens and all GRANTs
+-- to roles, and takes back what was granted to PUBLIC.
 --
 -- THE RULE OF USE
 --
@@ -13,7 +13,9 @@
 --   2. Every transaction after that starts with the same admit, as a STATEMENT
 --      OF ITS OWN, and then reads and writes.
 --   3. FP409 means: a newer holder has been here. Stop; do not repeat, and do
---      not catch it to go on.
+--      not catch it to go on. psql's ON_ERROR_ROLLBACK and pgjdbc's autosave=always
+--      do catch it: what follows in the transaction commits, and only a guarded
+--      table refuses it. Turn them off.
 --
 -- Why a statement of its own: on read committed a statement sees the database
 -- as it was when the statement began. In `SELECT fence.admit(…), balance FROM …`
@@ -33,8 +35,11 @@
 -- that freezes inside a transaction keeps the row until its session ends, so
 -- give the writers' role a limit:
 --     ALTER ROLE writer SET idle_in_transaction_session_timeout = '10s';
+-- Nothing cuts off a transaction that was prepared (PREPARE TRANSACTION): it keeps
+-- the row until COMMIT or ROLLBACK PREPARED, and no other holder gets in.
 --
--- PRIVILEGES. Nobody but the owner has any at first.
+-- PRIVILEGES. The role that installs needs CREATE on the database, owns the schema,
+-- and grants. Nobody else has any privilege at first, whatever is given by default.
 --     a writer:    GRANT USAGE ON SCHEMA fence TO writer;
 --                  GRANT EXECUTE ON FUNCTION fence.admit(text, bigint) TO writer;
 --     a watcher:   GRANT USAGE ON SCHEMA fence TO watcher;       -- check, rejected_total
@@ -50,6 +55,8 @@
 --     FP428  guard: a write that does not show a token of its transaction: a bug
 --     22023  not a token, or not a resource: NULL, empty, zero, negative, too large
 --     40001  see ISOLATION
+--     55P03, 57014  lock_timeout, statement_timeout: not admitted, and not known
+--            whether the token is older
 
 DO $$
 DECLARE
@@ -276,9 +283,11 @@ END $$;
 -- Writers need a writer's privileges on the schema. fence.guard(prefix, column)
 -- has no resource for TRUNCATE, which it therefore refuses.
 --
--- What passes by: TRUNCATE without the second trigger; session_replication_role =
--- replica (logical replication, some restores) unless the trigger is made ENABLE
--- ALWAYS; ALTER TABLE … DISABLE TRIGGER; DDL.
+-- What passes by: TRUNCATE without the second trigger; TRUNCATE of a partition that
+-- has none of its own, as partitions inherit triggers for rows alone; the rows of
+-- inheritance children that are no partitions, without triggers of their own;
+-- session_replication_role = replica (logical replication, some restores) unless
+-- the trigger is made ENABLE ALWAYS; ALTER TABLE … DISABLE TRIGGER; DDL.
 CREATE OR REPLACE FUNCTION fence.guard() RETURNS trigger
 LANGUAGE plpgsql VOLATILE SECURITY INVOKER SET search_path = pg_catalog, pg_temp
 -- A name is made from a column as text, the same one in every session.

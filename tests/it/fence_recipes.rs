@@ -3,7 +3,7 @@
 use fencepost_support::postgres::{Client, fresh_database};
 
 use crate::{
-    fence_world::{KIT, LEVELS, admit, blocked, pid, state},
+    fence_world::{KIT, LEVELS, admit, blocked, fenced, highest, pid, rejected, state},
     programs::{bare, cli, run},
 };
 
@@ -118,10 +118,10 @@ async fn the_chapter_works_as_written() {
     client
         .run(
             "CREATE TABLE reports (id int PRIMARY KEY, state text);
-             CREATE TABLE report_lines (id int, state text);
+             CREATE TABLE report_lines (report_id int, line text);
              INSERT INTO reports VALUES (1, 'new');
-             CREATE ROLE writer;
-             GRANT SELECT, INSERT, UPDATE, DELETE ON reports, report_lines TO writer",
+             CREATE ROLE writer; CREATE ROLE watcher; CREATE ROLE operator;
+             GRANT ALL ON reports, report_lines TO writer",
         )
         .await;
     let mut command = bare(cli());
@@ -131,26 +131,83 @@ async fn the_chapter_works_as_written() {
     assert_eq!(run(command).await.code, Some(0));
 
     let blocks = blocks();
-    let [_, _, grants, transactions, guard] = &blocks[..] else {
+    let [_, _, grants, guard, transactions] = &blocks[..] else {
         panic!("{} blocks of SQL", blocks.len());
     };
     client.run(grants).await;
+    client.run(guard).await;
     let writer = database.client().await;
     writer.run("SET ROLE writer").await;
     writer.run(&with(transactions, 1, "seven", 7)).await;
-    client.run(guard).await;
     let late = with(transactions, 1, "late", 6);
     assert_eq!(state(writer.batch_execute(&late).await), "FP409");
     writer.run("ROLLBACK").await;
-    // The transaction of the chapter sets no token, which the guard demands.
-    let bare = with(transactions, 1, "bare", 7);
+    // The next holder, which forgets the token in one statement.
+    let bare = with(transactions, 1, "bare", 8).replacen(", fencing_token = 8", "", 1);
     assert_eq!(state(writer.batch_execute(&bare).await), "FP428");
     writer.run("ROLLBACK").await;
-    let marked = bare.replace("SET state", "SET fencing_token = 7, state");
-    writer.run(&marked).await;
+    assert_eq!(
+        state(writer.batch_execute("TRUNCATE reports").await),
+        "42501"
+    );
     writer.run("BEGIN").await;
     admit(&writer, "nightly-report", 8).await.unwrap();
     writer.run("DELETE FROM reports; COMMIT").await;
+
+    for (role, may_reset) in [("watcher", "42501"), ("operator", "00000")] {
+        client.run(&format!("SET ROLE {role}")).await;
+        assert_eq!(highest(&client, "nightly-report").await, 8);
+        assert_eq!(rejected(&client).await, 1);
+        let reset = client.batch_execute("SELECT fence.reset('nightly-report', 8)");
+        assert_eq!(state(reset.await), may_reset, "{role}");
+    }
+}
+
+/// What the chapter warns of: an error that is caught leaves the transaction alive,
+/// and only a guarded table refuses what follows.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_swallowed_refusal_is_stopped_by_the_guard_alone() {
+    let database = fenced().await;
+    let client = database.client().await;
+    client
+        .run(
+            "CREATE TABLE bare (id int);
+             CREATE TABLE guarded (id int, fencing_token bigint);
+             CREATE TRIGGER g AFTER INSERT ON guarded FOR EACH ROW EXECUTE FUNCTION fence.guard('r');
+             SELECT fence.admit('r', 7)",
+        )
+        .await;
+    for (write, expected) in [
+        ("INSERT INTO bare VALUES (1)", "00000"),
+        ("INSERT INTO guarded VALUES (1, 6)", "FP409"),
+        ("INSERT INTO guarded VALUES (1, 7)", "FP428"),
+    ] {
+        client.run("BEGIN; SAVEPOINT each_statement").await;
+        assert_eq!(state(admit(&client, "r", 6).await), "FP409");
+        client.run("ROLLBACK TO each_statement").await;
+        assert_eq!(state(client.batch_execute(write).await), expected);
+        client.run("COMMIT").await;
+    }
+}
+
+/// A time limit that strikes while an admit waits: neither admitted nor refused.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_admit_that_runs_out_of_time_is_neither_admitted_nor_refused() {
+    let database = fenced().await;
+    let (a, b) = (database.client().await, database.client().await);
+    a.run("BEGIN").await;
+    admit(&a, "r", 5).await.unwrap();
+    for (limit, expected) in [("lock_timeout", "55P03"), ("statement_timeout", "57014")] {
+        b.run(&format!("SET {limit} = '100ms'")).await;
+        for token in [4, 6] {
+            assert_eq!(state(admit(&b, "r", token).await), expected, "{limit}");
+        }
+        b.run(&format!("RESET {limit}")).await;
+    }
+    a.run("COMMIT").await;
+    assert_eq!(highest(&b, "r").await, 5);
+    assert_eq!(rejected(&b).await, 0);
+    assert_eq!(state(admit(&b, "r", 6).await), "00000");
 }
 
 /// Every function, SQLSTATE and flag that the chapter names is there.
@@ -159,7 +216,7 @@ async fn the_chapter_names_what_there_is() {
     for name in ["fence.admit(", "fence.guard(", "fence.rejected_total()"] {
         assert!(README.contains(name) && KIT.contains(name), "{name}");
     }
-    for code in ["FP409", "FP428"] {
+    for code in ["FP409", "FP428", "22023", "40001", "55P03", "57014"] {
         assert!(README.contains(code) && KIT.contains(code), "{code}");
     }
 }
