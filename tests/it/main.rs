@@ -18,6 +18,7 @@ mod exclusion;
 mod fence_admit;
 mod fence_cli;
 mod fence_guard;
+mod fence_guard_writes;
 mod fence_kit;
 mod fence_objects;
 mod fence_privileges;
