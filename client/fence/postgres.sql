@@ -51,7 +51,7 @@
 -- INVOKER: it reads columns of other people's types, whose casts are their code.
 --
 -- SQLSTATES
---     FP409  the token is older than one that was seen: stop
+--     FP409  the token is older than one that was seen, or than a guarded row's: stop
 --     FP428  guard: a write that does not show a token of its transaction: a bug
 --     22023  not a token, or not a resource: NULL, empty, zero, negative, too large
 --     40001  see ISOLATION
