@@ -231,8 +231,7 @@ struct Server {
     /// Each ends with its name, so that a log can say which one it was.
     tasks: JoinSet<&'static str>,
     calls: TaskTracker,
-    /// Those who listen to streams.
-    listeners: TaskTracker,
+    keep_alive: KeepAlive,
     draining: CancellationToken,
     closing: CancellationToken,
 }
@@ -291,12 +290,11 @@ impl Server {
         let (keep_alive, schedule) =
             KeepAlive::new(store.clone(), config.keep_alive, closing.clone());
         tasks.spawn(named("keep alive", schedule));
-        let listeners = keep_alive.listeners();
         let served = service::serve(
             listener,
             config.service,
             store.clone(),
-            keep_alive,
+            keep_alive.clone(),
             health,
             calls.clone(),
             closing.clone(),
@@ -309,7 +307,7 @@ impl Server {
             store,
             tasks,
             calls,
-            listeners,
+            keep_alive,
             draining,
             closing,
         })
@@ -343,13 +341,13 @@ impl Server {
         }
         let mut ends = pin!(async { while self.tasks.join_next().await.is_some() {} });
         let all_closed = loop {
-            let left = self.listeners.len();
+            let left = self.keep_alive.listeners();
             let patience = FAREWELL.min(deadline.saturating_duration_since(Instant::now()));
             if timeout(patience, &mut ends).await.is_ok() {
                 break true;
             }
             // What is open now is idle, or belongs to a client that does not answer.
-            if self.listeners.len() >= left {
+            if self.keep_alive.listeners() >= left {
                 break false;
             }
         };

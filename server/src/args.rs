@@ -97,6 +97,12 @@ pub(crate) struct ServeArgs {
     )]
     pub(crate) keepalive_max_duration: Duration,
 
+    /// KeepAlive streams that may be open at one time. More are refused as
+    /// RESOURCE_EXHAUSTED.
+    #[arg(long, env = "FENCEPOST_KEEPALIVE_MAX_STREAMS", default_value = "50000", value_name = "N",
+          value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) keepalive_max_streams: u32,
+
     /// How long a name is kept after its last lease ended.
     #[arg(long, env = "FENCEPOST_PURGE_RETENTION", default_value = "1h", value_parser = humantime::parse_duration)]
     pub(crate) purge_retention: Duration,

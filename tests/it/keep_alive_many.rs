@@ -13,9 +13,13 @@ use std::{
 
 use fencepost_support::{
     Server,
-    calls::{acquire, get, granted, reason, release, renew},
+    calls::{
+        acquire, expect_error, expect_resource, expect_retryable, get, granted, reason, release,
+        renew,
+    },
     postgres::fresh_database,
     server::Client,
+    wait::within,
 };
 use tokio::task::JoinSet;
 use tonic::{Code, transport::Channel};
@@ -268,4 +272,45 @@ async fn a_reader_that_was_away_hears_the_latest_and_not_each_renewal() {
     assert!(fresh.slack > Duration::ZERO);
     let report = follow(stream, Instant::now() + Duration::from_secs(1)).await;
     report.assert_kept("the stream");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn there_are_no_more_streams_than_the_server_allows() {
+    let database = fresh_database().await;
+    let server = Server::builder(&database.url())
+        .flag("--keepalive-max-streams", "3")
+        .start()
+        .await;
+    server.wait_ready().await;
+    let mut client = server.client().await;
+    let mut streams = open_many(&mut client, &database, "stream", 3, LONG).await;
+    let lock = granted(&mut client, "one more", "a", LONG).await;
+    let asks = || request_for(&lock, LONG);
+    let refused = Stream::try_open(&mut client, asks()).await;
+    let status = expect_error(refused, Code::ResourceExhausted, "OVERLOADED");
+    expect_retryable(&status);
+    expect_resource(&status, "one more");
+    // Calls are not counted.
+    get(&mut client, "one more").await.unwrap();
+
+    // One that is dropped makes room, and so does one whose lease is over.
+    for way in ["dropped", "lost"] {
+        let mut ended = streams.remove(0);
+        if way == "lost" {
+            let name = ended.next().await.lock;
+            release(&mut client, &name.resource, "a", name.fencing_token)
+                .await
+                .unwrap();
+            ended.end().await;
+        }
+        drop(ended);
+        let room = within(Duration::from_secs(2), "there is room", async || {
+            Stream::try_open(&mut client, asks()).await.ok()
+        });
+        streams.push(room.await);
+        Stream::try_open(&mut client, asks()).await.unwrap_err();
+    }
+    for stream in &mut streams {
+        stream.next().await;
+    }
 }

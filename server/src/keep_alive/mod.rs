@@ -49,13 +49,10 @@ use std::{
 };
 
 use tokio::{
-    sync::{mpsc, watch},
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch},
     time::Instant,
 };
-use tokio_util::{
-    sync::CancellationToken,
-    task::{TaskTracker, task_tracker::TaskTrackerToken},
-};
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     lock::{Lease, Loss, Outage},
@@ -106,6 +103,8 @@ pub(crate) enum End {
 pub(crate) struct KeepAliveConfig {
     /// No stream renews for longer.
     pub(crate) max_duration: Duration,
+    /// How many streams there may be; more are refused as overload.
+    pub(crate) max_streams: usize,
     /// How many rows that others have locked are waited for at a time. Each
     /// keeps a connection of the calls.
     pub(crate) singles: usize,
@@ -118,7 +117,8 @@ pub(crate) struct KeepAliveConfig {
 pub(crate) struct KeepAlive {
     events: mpsc::Sender<Event>,
     next_id: Arc<AtomicU64>,
-    listeners: TaskTracker,
+    max_streams: usize,
+    room: Arc<Semaphore>,
 }
 
 type Id = u64;
@@ -142,7 +142,7 @@ pub(crate) struct Listener {
     id: Id,
     state: watch::Receiver<State>,
     events: mpsc::Sender<Event>,
-    _counted: TaskTrackerToken,
+    _place: OwnedSemaphorePermit,
 }
 
 impl Listener {
@@ -174,20 +174,24 @@ impl KeepAlive {
         let handle = Self {
             events: sender,
             next_id: Arc::default(),
-            listeners: TaskTracker::new(),
+            max_streams: config.max_streams,
+            room: Arc::new(Semaphore::new(config.max_streams)),
         };
         (handle, schedule::run(store, config, events, closing))
     }
 
     /// Opens a stream.
     pub(crate) async fn open(&self, keep: Keep) -> Result<Listener, Outage> {
+        let place = Arc::clone(&self.room)
+            .try_acquire_owned()
+            .map_err(|_| Outage::Overloaded)?;
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let (out, state) = watch::channel(State::Opening);
         let listener = Listener {
             id,
             state,
             events: self.events.clone(),
-            _counted: self.listeners.token(),
+            _place: place,
         };
         self.events
             .send(Event::Opened(Opened { id, keep, out }))
@@ -198,7 +202,7 @@ impl KeepAlive {
 
     /// Counts the listeners: those of streams that have ended, too, until they
     /// have heard it.
-    pub(crate) fn listeners(&self) -> TaskTracker {
-        self.listeners.clone()
+    pub(crate) fn listeners(&self) -> usize {
+        self.max_streams - self.room.available_permits()
     }
 }
