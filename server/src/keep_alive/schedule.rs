@@ -305,6 +305,10 @@ impl Schedule {
         let Some(stream) = self.streams.get(&attempt.id) else {
             return;
         };
+        // A newer attempt is under way, or waits already.
+        if stream.attempt != attempt.number {
+            return;
+        }
         if self.singles.len() >= self.config.singles {
             self.try_again(attempt);
             return;
@@ -318,6 +322,6 @@ impl Schedule {
                 .map_or(stream.trusted_until, |end| end.min(stream.trusted_until)),
         );
         self.singles
-            .spawn(async move { (attempt, store.renew(ask, deadline).await) });
+            .spawn(async move { (attempt, store.renew_locked(ask, deadline).await) });
     }
 }

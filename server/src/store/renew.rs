@@ -58,6 +58,22 @@ impl Store {
         .await
     }
 
+    /// Renews a lease whose row somebody else has locked. Nothing is sent after
+    /// `deadline`, but the answer comes when the statement has ended: whoever
+    /// counts these waits counts the connections that they keep.
+    pub(crate) async fn renew_locked(
+        &self,
+        ask: Renew,
+        deadline: Instant,
+    ) -> Result<Renewed, RenewError> {
+        let (inner, name) = (Arc::clone(&self.0), ask.resource.clone());
+        let ended = deadline + self.0.config.limits.patience();
+        self.detach(&name, ended, Abandoned::Skip, async move {
+            inner.renew(&ask, deadline).await
+        })
+        .await
+    }
+
     /// Renews many leases in one statement, on a connection of their own, or
     /// `elsewhere` when that one does not answer. The answer has one entry for
     /// each, in order.

@@ -2,16 +2,20 @@
 
 use std::time::{Duration, Instant};
 
+use fencepost_proto::v1::KeepAliveRequest;
 use fencepost_support::{
     Server,
-    calls::{duration, granted},
+    calls::{duration, granted, release},
     postgres::fresh_database,
     row_lock::RowLock,
 };
 use tokio::{task::JoinSet, time::sleep};
+use tonic::Code;
 
 use super::behind_proxy;
-use crate::keep_alive::stage::{Report, Stream, follow, follow_all, open_many, request_for};
+use crate::keep_alive::stage::{
+    Report, Stream, follow, follow_all, leases, open_many, request_for,
+};
 
 /// What others may be late on a busy machine.
 const TOLERANCE: Duration = Duration::from_millis(600);
@@ -83,6 +87,72 @@ async fn many_locked_rows_delay_nobody_else() {
     assert!(longest < ttl / 3 + TOLERANCE, "{longest:?}");
 }
 
+/// Streams are opened on rows that stay locked, again and again: for longer
+/// than any of them waits, and longer than a lock wait in the database.
+#[tokio::test(flavor = "multi_thread")]
+async fn streams_opened_on_locked_rows_cost_others_nothing() {
+    const LOCKED: usize = 120;
+    const LENGTH: Duration = Duration::from_secs(7);
+    let database = fresh_database().await;
+    let server = Server::start(&database.url()).await;
+    let mut client = server.client().await;
+    let short = Duration::from_millis(600);
+    let hour = Duration::from_secs(3600);
+    let rows = leases(&database, "locked", LOCKED, hour).await;
+    let admin = database.client().await;
+    admin
+        .run("BEGIN; SELECT 1 FROM fencepost.locks WHERE resource LIKE 'locked-%' FOR UPDATE")
+        .await;
+
+    let good = open_many(&mut client, &database, "good", 10, short).await;
+    let until = Instant::now() + LENGTH;
+    let good = follow_all(good, until);
+    let locked: JoinSet<_> = rows
+        .into_iter()
+        .enumerate()
+        .map(|(n, lock)| {
+            let mut client = client.clone();
+            async move {
+                let asks = KeepAliveRequest {
+                    // Half of them give up long before the database does.
+                    ttl: (n % 2 == 0).then(|| duration(short)),
+                    ..request_for(&lock, hour)
+                };
+                let mut ends = 0;
+                while Instant::now() < until {
+                    let mut stream = Stream::open(&mut client, asks.clone()).await;
+                    stream
+                        .expect_end(Code::Unavailable, "STORE_UNAVAILABLE")
+                        .await;
+                    ends += 1;
+                }
+                ends
+            }
+        })
+        .collect();
+    let (mut calls, mut slowest) = (0, Duration::ZERO);
+    while Instant::now() < until {
+        let asked = Instant::now();
+        let token = granted(&mut client, "call", "a", hour).await.fencing_token;
+        release(&mut client, "call", "a", token).await.unwrap();
+        slowest = slowest.max(asked.elapsed());
+        calls += 1;
+        sleep(Duration::from_millis(20)).await;
+    }
+    let good = good.join_all().await;
+    let (renewals, tightest, longest) = Report::sum(&good);
+    let ends: usize = locked.join_all().await.into_iter().sum();
+    println!(
+        "{ends} streams ended on {LOCKED} locked rows; {renewals} renewals of the others, \
+         {longest:?} of silence, {tightest:?} left; {calls} calls, the slowest {slowest:?}"
+    );
+    for report in &good {
+        report.assert_kept("a stream");
+    }
+    assert!(slowest < Duration::from_secs(1), "{slowest:?}");
+    admin.run("ROLLBACK").await;
+}
+
 /// The most urgent go first, so a slow database costs nobody a lease.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_database_costs_no_lease() {
@@ -118,7 +188,7 @@ async fn the_most_urgent_go_first() {
     let lock = granted(&mut client, "urgent", "a", Duration::from_secs(60)).await;
     let ttl = Duration::from_secs(3);
     let urgent = {
-        let asks = fencepost_proto::v1::KeepAliveRequest {
+        let asks = KeepAliveRequest {
             ttl: Some(duration(ttl)),
             ..request_for(&lock, Duration::from_secs(60))
         };
