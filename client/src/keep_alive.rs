@@ -25,8 +25,9 @@ use crate::{
 pub struct KeepAliveOptions {
     /// How long each renewal makes the lease last. Unset: its own time to live.
     pub ttl: Option<Duration>,
-    /// How long the stream renews at most, above 0. Unset: the server's default.
-    /// The server may have a lower limit; [`Renewal::stream_remaining`] tells.
+    /// How long the stream renews at most, from the shortest time to live that
+    /// the server grants. Unset: the server's default. The server may have a
+    /// lower limit; [`Renewal::stream_remaining`] tells.
     pub max_duration: Option<Duration>,
 }
 

@@ -26,7 +26,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     ttl: Option<Duration>,
 
-    /// How long one stream renews before the next is opened. [default: the server's]
+    /// How long one stream renews before the next is opened; the server cuts it
+    /// to its own limit. [default: the server's]
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     max_duration: Option<Duration>,
 }

@@ -17,7 +17,9 @@
 //! | the server drains | [`End::Draining`] |
 //!
 //! One failed attempt is not a loss: renewals are tried again until shortly
-//! before the lease's own deadline.
+//! before the lease's own deadline. What that is, the first renewal has to tell:
+//! it is tried for the time of a call, and no longer than the TTL and the
+//! `max_duration` that were asked for.
 //!
 //! # Proof of life
 //!
@@ -63,7 +65,8 @@ use crate::{
 #[derive(Debug, Clone)]
 pub(crate) struct Keep {
     pub(crate) renew: Renew,
-    /// How long it renews; unset for the default, and never above the limit.
+    /// How long it renews; unset for the default. Above the server's limit it
+    /// is cut.
     pub(crate) max_duration: Option<Duration>,
     /// When the caller stops listening.
     pub(crate) caller_deadline: Option<Instant>,
@@ -108,7 +111,7 @@ pub(crate) struct KeepAliveConfig {
     /// How many rows that others have locked are waited for at a time. Each
     /// keeps a connection of the calls.
     pub(crate) singles: usize,
-    /// How long the first renewal may take.
+    /// How long the first renewal may take at most.
     pub(crate) first: Duration,
 }
 

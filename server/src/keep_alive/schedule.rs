@@ -107,16 +107,7 @@ struct Schedule {
 
 impl Schedule {
     fn open(&mut self, Opened { id, keep, out }: Opened) {
-        let now = Instant::now();
-        let stream = Stream {
-            keep,
-            out,
-            opened: now,
-            trusted_until: now + self.config.first,
-            ends_at: None,
-            due: None,
-            attempt: 0,
-        };
+        let stream = Stream::new(keep, out, &self.config);
         self.events.insert((stream.next_event(), id));
         self.streams.insert(id, stream);
         self.queue(id);

@@ -5,7 +5,10 @@ use std::{sync::Arc, time::Duration};
 use tokio::{sync::watch, time::Instant};
 
 use super::{End, Keep, KeepAliveConfig, Kept, State};
-use crate::{lock::Lease, store::Renewed};
+use crate::{
+    lock::{Lease, Ttl},
+    store::Renewed,
+};
 
 /// The longest silence of a stream; common proxies cut after a minute.
 const LONGEST_INTERVAL: Duration = Duration::from_secs(20);
@@ -30,6 +33,26 @@ pub(super) struct Stream {
 }
 
 impl Stream {
+    pub(super) fn new(keep: Keep, out: watch::Sender<State>, config: &KeepAliveConfig) -> Self {
+        let now = Instant::now();
+        // What is left of the lease is not known yet. Who sets a TTL hears within
+        // it; nor is anything renewed past the stream's own time.
+        let bounds = [keep.renew.ttl.map(Ttl::as_duration), keep.max_duration];
+        let first = bounds
+            .into_iter()
+            .flatten()
+            .fold(config.first, Duration::min);
+        Self {
+            keep,
+            out,
+            opened: now,
+            trusted_until: now + first,
+            ends_at: None,
+            due: None,
+            attempt: 0,
+        }
+    }
+
     /// When this stream next needs a look.
     pub(super) fn next_event(&self) -> Instant {
         [self.due, self.ends_at, self.keep.caller_deadline]

@@ -102,7 +102,10 @@ pub(super) fn keep_alive(
     );
     let max_duration = fields.check(
         "max_duration",
-        request.max_duration.map(max_duration).transpose(),
+        request
+            .max_duration
+            .map(|asked| max_duration(asked, limits))
+            .transpose(),
     );
     match (resource, owner, token, ttl, max_duration) {
         (Some(resource), Some(owner), Some(token), Some(ttl), Some(max_duration)) => Ok(Keep {
@@ -135,11 +138,15 @@ fn ttl(ttl: prost_types::Duration, limits: TtlLimits) -> Result<Ttl, Invalid> {
     limits.check(positive(ttl).ok_or_else(|| limits.out_of_range())?)
 }
 
-/// The server's own limit holds all the same; `stream_remaining` tells it.
-fn max_duration(asked: prost_types::Duration) -> Result<Duration, Invalid> {
+/// As short as the shortest lease, and no shorter: such streams would do little
+/// but end. The server's own limit cuts it; `stream_remaining` tells.
+fn max_duration(asked: prost_types::Duration, limits: TtlLimits) -> Result<Duration, Invalid> {
     positive(asked)
-        .filter(|asked| !asked.is_zero())
-        .ok_or_else(|| Invalid("must be above 0".into()))
+        .filter(|asked| *asked >= limits.min)
+        .ok_or_else(|| {
+            let min = humantime::format_duration(limits.min);
+            Invalid(format!("must be at least {min}"))
+        })
 }
 
 /// prost's own conversion normalises first, and panics on hostile values.

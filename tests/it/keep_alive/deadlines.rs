@@ -3,15 +3,17 @@
 
 use std::time::{Duration, Instant};
 
+use fencepost_proto::v1::KeepAliveRequest;
 use fencepost_support::{
     Server,
-    calls::{expect_retryable, granted, refused},
+    calls::{expect_error, expect_retryable, granted, refused, seconds},
     postgres::fresh_database,
+    row_lock::RowLock,
 };
 use tonic::{Code, Request};
 
 use super::stage::{Stream, request, request_for};
-use crate::world::{LONG, client, fresh};
+use crate::world::{LONG, client, fresh, shared};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_callers_deadline_ends_a_stream_and_not_its_lease() {
@@ -19,8 +21,8 @@ async fn the_callers_deadline_ends_a_stream_and_not_its_lease() {
     let lock = granted(&mut client, &name, "a", LONG).await;
     // Within the time for a call, and beyond it; in the middle of an interval.
     for (timeout, limit) in [("700m", 700), ("7S", 7_000)] {
-        let mut timed = Request::new(fencepost_proto::v1::KeepAliveRequest {
-            ttl: Some(fencepost_support::calls::seconds(1)),
+        let mut timed = Request::new(KeepAliveRequest {
+            ttl: Some(seconds(1)),
             ..request_for(&lock, LONG)
         });
         // Written by hand, so that no timer of the client's own answers first.
@@ -75,4 +77,40 @@ async fn the_servers_limit_for_calls_does_not_cut_a_stream() {
     while opened.elapsed() < Duration::from_secs(4) {
         stream.next().await;
     }
+}
+
+/// Whose lease is over by then anyway need not wait for the time of a call.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_first_word_comes_within_the_ttl_that_is_asked_for() {
+    let (mut client, name) = (client().await, fresh("first"));
+    let lock = granted(&mut client, &name, "a", LONG).await;
+    let row = RowLock::hold(&shared().await.database.url(), &name).await;
+    let second = Duration::from_secs(1);
+    let budget = Duration::from_secs(5);
+    let with_ttl = |ttl, max_duration| KeepAliveRequest {
+        ttl,
+        ..request_for(&lock, max_duration)
+    };
+    for (asks, limit) in [
+        (with_ttl(Some(seconds(1)), LONG), second),
+        (with_ttl(Some(seconds(60)), LONG), budget),
+        (with_ttl(None, LONG), budget),
+        // Nor is anything renewed once the stream's own time is over.
+        (with_ttl(None, second), second),
+    ] {
+        let opened = Instant::now();
+        let mut stream = Stream::open(&mut client, asks.clone()).await;
+        let (renewals, status) = stream.end().await;
+        let took = opened.elapsed();
+        println!("{:?}, {:?}: {took:?}", asks.ttl, asks.max_duration);
+        let status = Err::<(), _>(status);
+        expect_retryable(&expect_error(
+            status,
+            Code::Unavailable,
+            "STORE_UNAVAILABLE",
+        ));
+        assert_eq!(renewals, 0);
+        assert!(took >= limit && took < limit + second, "{took:?}");
+    }
+    row.rollback().await;
 }

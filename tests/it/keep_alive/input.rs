@@ -34,6 +34,7 @@ async fn a_bad_field_is_named() {
     }
     for (seconds, nanos) in [
         (0, 0),
+        (0, 499_999_999),
         (-1, 0),
         (0, -1),
         (1, -1),
@@ -57,7 +58,7 @@ async fn a_bad_field_is_named() {
         expect_violation(refusal(&mut client, ttl).await, "ttl");
     }
     // Outside of the server's limits.
-    for (seconds, nanos) in [(0, 499_999_999), (86_400, 1), (i64::MAX, 0)] {
+    for (seconds, nanos) in [(86_400, 1), (i64::MAX, 0)] {
         let ttl = KeepAliveRequest {
             ttl: hostile(seconds, nanos),
             ..good()
