@@ -100,11 +100,18 @@ impl Stream {
         if latest {
             self.due = Some((sent + interval(lease.ttl)).max(now));
         }
-        self.out.send_replace(State::Renewed(Arc::new(Kept {
-            lease,
-            slack,
-            ends_at,
-        })));
+        let is_news = latest
+            || match &*self.out.borrow() {
+                State::Renewed(last) => lease.expires_at > last.lease.expires_at,
+                State::Opening | State::Ended(_) => true,
+            };
+        if is_news {
+            self.out.send_replace(State::Renewed(Arc::new(Kept {
+                lease,
+                slack,
+                ends_at,
+            })));
+        }
     }
 }
 
@@ -120,4 +127,76 @@ fn interval(ttl: Duration) -> Duration {
     (ttl / 3)
         .min(LONGEST_INTERVAL)
         .mul_f64(rand::random_range(0.8..1.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, SystemTime};
+
+    use tokio::sync::watch;
+
+    use super::Stream;
+    use crate::{
+        clock::Moment,
+        keep_alive::{Keep, KeepAliveConfig, State},
+        lock::{FencingToken, Labels, Lease, Owner, Resource},
+        store::{Renew, Renewed},
+    };
+
+    const TTL: Duration = Duration::from_secs(10);
+
+    /// As renewed this long ago.
+    fn renewed(ask: &Renew, ago: Duration) -> Renewed {
+        let left = TTL - ago;
+        let lease = Lease {
+            resource: ask.resource.clone(),
+            owner: ask.owner.clone(),
+            token: ask.token,
+            acquired_at: SystemTime::UNIX_EPOCH,
+            expires_at: SystemTime::UNIX_EPOCH + TTL + left,
+            deadline: Moment::now().after(left),
+            ttl: TTL,
+            labels: Labels::default(),
+        };
+        Renewed { lease, slack: left }
+    }
+
+    /// A renewal was sent again elsewhere, and the first answer comes last.
+    #[test]
+    fn a_late_answer_takes_nothing_back() {
+        let renew = Renew {
+            resource: Resource::new("r".to_owned()).unwrap(),
+            owner: Owner::stored("o".to_owned()),
+            token: FencingToken::stored(1),
+            ttl: None,
+        };
+        let config = KeepAliveConfig {
+            max_duration: TTL,
+            max_streams: 1,
+            singles: 1,
+            first: TTL,
+        };
+        let keep = Keep {
+            renew: renew.clone(),
+            max_duration: None,
+            caller_deadline: None,
+        };
+        let (out, told) = watch::channel(State::Opening);
+        let mut stream = Stream::new(keep, out, &config);
+        let expires_at = || match &*told.borrow() {
+            State::Renewed(kept) => kept.lease.expires_at,
+            other => panic!("{other:?}"),
+        };
+        let sent = stream.opened;
+        let ago = Duration::from_secs;
+        stream.renewed(renewed(&renew, ago(1)), sent, true, &config);
+        let (ends, trusted) = (expires_at(), stream.trusted_until);
+        stream.renewed(renewed(&renew, ago(2)), sent, false, &config);
+        assert_eq!(expires_at(), ends);
+        assert_eq!(stream.trusted_until, trusted);
+        // One that brings something is passed on, however late.
+        stream.renewed(renewed(&renew, ago(0)), sent, false, &config);
+        assert!(expires_at() > ends);
+        assert!(stream.trusted_until > trusted);
+    }
 }
