@@ -35,8 +35,9 @@
 //! its table, no task and no timer. What is due goes to the database in one
 //! statement at a time, the lease that ends first in front; what became due
 //! meanwhile goes with the next one. A statement that is not answered in time
-//! for another attempt is sent again on another connection. A stream that has vanished is dropped at once,
-//! and is never renewed again.
+//! for another attempt is sent again on another connection. A stream that has
+//! vanished, or whose time is over, is dropped at once; a statement that is under
+//! way then may still renew it.
 
 mod batches;
 mod schedule;
