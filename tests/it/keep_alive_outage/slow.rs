@@ -211,12 +211,13 @@ async fn the_most_urgent_go_first() {
         let (mut client, lock) = (client.clone(), crowd.clone());
         flood.spawn(async move {
             let asks = request_for(&lock, Duration::from_secs(60));
-            Stream::open(&mut client, asks).await.next().await;
+            // Its first word: on a slow machine that its time is over.
+            let _ = Stream::open(&mut client, asks).await.try_next().await;
         });
     }
     let begun = Instant::now();
     flood.join_all().await;
-    println!("{MANY} first renewals took {:?}", begun.elapsed());
+    println!("{MANY} first words took {:?}", begun.elapsed());
     let urgent = urgent.await.unwrap();
     println!(
         "the urgent one meanwhile: {:?} of silence, {:?} left of {ttl:?}",
