@@ -6,7 +6,8 @@ use fencepost_support::calls::{
 use tonic::Code;
 
 use crate::world::{
-    LONG, SHORT, assert_same_lease, client, expired, fresh, outlive, released, shared,
+    LONG, SHORT, assert_same_lease, client, expired, fresh, in_each_state, outlive, released,
+    shared,
 };
 
 #[tokio::test]
@@ -101,26 +102,17 @@ async fn live_same_owner_newer_token_is_superseded_and_the_newer_lease_untouched
 #[tokio::test]
 async fn a_token_greater_than_the_stored_one_is_unknown_in_every_state_but_none() {
     let mut client = client().await;
-    for state in ["live", "released", "expired"] {
-        let name = fresh("release-unknown");
-        let lock = match state {
-            "live" => granted(&mut client, &name, "a", LONG).await,
-            "released" => released(&mut client, &name, "a").await,
-            _ => expired(&mut client, &name, "a").await,
-        };
+    let leases = in_each_state(&mut client, "release-unknown", "a").await;
+    for lock in &leases {
+        let name = &lock.resource;
         for owner in ["a", "b"] {
-            let answer = release(&mut client, &name, owner, lock.fencing_token + 1).await;
+            let answer = release(&mut client, name, owner, lock.fencing_token + 1).await;
             let status = expect_error(answer, Code::Aborted, "TOKEN_UNKNOWN");
-            expect_resource(&status, &name);
+            expect_resource(&status, name);
             expect_final(&status);
         }
-        let alarm = |line: &serde_json::Value| {
-            let level = line["level"].as_str().unwrap_or_default();
-            level == "ERROR" && line.to_string().contains(&name)
-        };
-        shared().await.server.wait_for_log("the alarm", alarm).await;
-        if state == "live" {
-            assert_same_lease(&get(&mut client, &name).await.unwrap(), &lock);
-        }
+        shared().await.wait_for_alarm(name).await;
     }
+    let live = &leases[0];
+    assert_same_lease(&get(&mut client, &live.resource).await.unwrap(), live);
 }

@@ -12,7 +12,8 @@ use fencepost_support::{
 use tonic::Code;
 
 use crate::world::{
-    LONG, SHORT, assert_same_lease, client, expired, fresh, outlive, released, shared,
+    LONG, SHORT, assert_same_lease, client, expired, fresh, in_each_state, outlive, released,
+    shared,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -181,25 +182,16 @@ async fn an_ended_lease_that_is_not_this_one_is_not_found() {
 #[tokio::test]
 async fn a_token_greater_than_the_stored_one_is_unknown_in_every_state_but_none() {
     let mut client = client().await;
-    for state in ["live", "released", "expired"] {
-        let name = fresh("renew-unknown");
-        let lock = match state {
-            "live" => granted(&mut client, &name, "a", LONG).await,
-            "released" => released(&mut client, &name, "a").await,
-            _ => expired(&mut client, &name, "a").await,
-        };
+    for lock in in_each_state(&mut client, "renew-unknown", "a").await {
+        let name = &lock.resource;
         for owner in ["a", "b"] {
             let token = lock.fencing_token + 1;
-            let answer = renew(&mut client, &name, owner, token, None).await;
+            let answer = renew(&mut client, name, owner, token, None).await;
             let status = expect_error(answer, Code::Aborted, "TOKEN_UNKNOWN");
-            expect_resource(&status, &name);
+            expect_resource(&status, name);
             expect_final(&status);
         }
-        let alarm = |line: &serde_json::Value| {
-            let level = line["level"].as_str().unwrap_or_default();
-            level == "ERROR" && line.to_string().contains(&name)
-        };
-        shared().await.server.wait_for_log("the alarm", alarm).await;
+        shared().await.wait_for_alarm(name).await;
     }
 }
 

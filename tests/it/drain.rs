@@ -49,9 +49,8 @@ async fn health_says_so_while_calls_are_still_taken() {
     let server = Server::builder(&database.url())
         .flag("--drain-delay", "3s")
         .flag("--drain-timeout", "8s")
-        .start()
+        .ready()
         .await;
-    server.wait_ready().await;
     let mut client = server.client().await;
     let lock = granted(&mut client, "a", "holder", LONG).await;
 
@@ -98,8 +97,7 @@ async fn health_says_so_while_calls_are_still_taken() {
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_in_flight_are_finished() {
     let database = fresh_database().await;
-    let server = quick(&database.url()).start().await;
-    server.wait_ready().await;
+    let server = quick(&database.url()).ready().await;
     let mut client = server.client().await;
     let token = granted(&mut client, "a", "holder", LONG)
         .await
@@ -132,8 +130,7 @@ async fn calls_in_flight_are_finished() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_grant_of_the_last_moment_is_given_back_before_the_end() {
     let database = fresh_database().await;
-    let server = quick(&database.url()).start().await;
-    server.wait_ready().await;
+    let server = quick(&database.url()).ready().await;
     let mut client = server.client().await;
     let token = granted(&mut client, "a", "holder", LONG)
         .await
@@ -167,9 +164,8 @@ async fn a_second_signal_stops_at_once() {
         let server = Server::builder(&database.url())
             .flag("--drain-delay", "20s")
             .flag("--drain-timeout", "40s")
-            .start()
+            .ready()
             .await;
-        server.wait_ready().await;
         let mut client = server.client().await;
         // Something to wait for: a call that hangs at a row.
         let token = granted(&mut client, "a", "holder", LONG)
@@ -206,9 +202,8 @@ async fn a_black_holed_database_does_not_hold_the_end_up() {
     let server = Server::builder(&Postgres::url_via(proxy.address(), database.name()))
         .flag("--drain-delay", "300ms")
         .flag("--drain-timeout", "3s")
-        .start()
+        .ready()
         .await;
-    server.wait_ready().await;
     let mut client = server.client().await;
     let token = granted(&mut client, "a", "holder", LONG)
         .await

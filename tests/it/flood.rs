@@ -53,9 +53,8 @@ async fn a_flood_of_connections_does_not_end_the_server() {
     let server = Server::builder(&database.url())
         .flag("--database-pool-size", "4")
         .wrapper(&["/bin/sh", "-c", &limit, "sh"])
-        .start()
+        .ready()
         .await;
-    server.wait_ready().await;
     let mut client = server.client().await;
     let token = granted(&mut client, "a", "holder", LONG)
         .await
@@ -224,9 +223,8 @@ async fn too_much_in_flight_is_refused_with_a_hint_when_to_return() {
     let server = Server::builder(&database.url())
         .flag("--database-pool-size", "4")
         .flag("--max-in-flight", "8")
-        .start()
+        .ready()
         .await;
-    server.wait_ready().await;
     let mut client = server.client().await;
     let token = granted(&mut client, "a", "holder", LONG)
         .await

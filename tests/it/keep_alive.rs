@@ -218,9 +218,8 @@ async fn a_stream_renews_no_longer_than_it_asked_or_the_server_allows() {
     let limit = Duration::from_secs(3);
     let server = Server::builder(&database.url())
         .flag("--keepalive-max-duration", "3s")
-        .start()
+        .ready()
         .await;
-    server.wait_ready().await;
     let mut streams = JoinSet::new();
     // Asked for and TTL; what it comes to.
     let cases = [

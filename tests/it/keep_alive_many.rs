@@ -92,9 +92,8 @@ async fn ten_thousand_streams_opened_at_once_stand() {
     let server = Server::builder(&database.url())
         .flag("--drain-delay", "0s")
         .flag("--drain-timeout", "15s")
-        .start()
+        .ready()
         .await;
-    server.wait_ready().await;
     let leases = leases(&database, "lock", STREAMS, ttl).await;
     let client = Client::new(wide(&server).await);
     let began = Instant::now();
@@ -279,9 +278,8 @@ async fn there_are_no_more_streams_than_the_server_allows() {
     let database = fresh_database().await;
     let server = Server::builder(&database.url())
         .flag("--keepalive-max-streams", "3")
-        .start()
+        .ready()
         .await;
-    server.wait_ready().await;
     let mut client = server.client().await;
     let mut streams = open_many(&mut client, &database, "stream", 3, LONG).await;
     let lock = granted(&mut client, "one more", "a", LONG).await;

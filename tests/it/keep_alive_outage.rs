@@ -16,7 +16,7 @@ use fencepost_support::{
     pgbouncer::PgBouncer,
     postgres::{Database, fresh_database},
     proxy::Proxy,
-    server::{Builder, Client},
+    server::Client,
     wait::within,
 };
 use tokio::{task::JoinSet, time::sleep};
@@ -25,12 +25,10 @@ use tonic::Code;
 use crate::keep_alive::stage::{Report, Stream, follow_all, open_many, request_for};
 
 /// A server behind a proxy to its database.
-async fn behind_proxy(configure: impl FnOnce(Builder) -> Builder) -> (Database, Proxy, Server) {
+async fn behind_proxy() -> (Database, Proxy, Server) {
     let database = fresh_database().await;
     let proxy = Proxy::start(database.postgres().address()).await;
-    let url = Postgres::url_via(proxy.address(), database.name());
-    let server = configure(Server::builder(&url)).start().await;
-    server.wait_ready().await;
+    let server = Server::start(&Postgres::url_via(proxy.address(), database.name())).await;
     (database, proxy, server)
 }
 
@@ -60,7 +58,7 @@ impl Away {
 
 /// Expects leases of this TTL to be kept while the database is away this long.
 async fn expect_kept(away: Away, ttl: Duration, length: Duration) {
-    let (database, proxy, server) = behind_proxy(|builder| builder).await;
+    let (database, proxy, server) = behind_proxy().await;
     let mut client = server.client().await;
     let streams = open_many(&mut client, &database, "kept", 20, ttl).await;
     let until = Instant::now() + length + ttl * 3 / 2;
@@ -151,7 +149,7 @@ async fn a_database_that_crashes_and_recovers_costs_no_lease() {
 
 /// Expects every holder to be told before its lease ends.
 async fn expect_told(away: Away) {
-    let (database, proxy, server) = behind_proxy(|builder| builder).await;
+    let (database, proxy, server) = behind_proxy().await;
     let mut client = server.client().await;
     let mut streams = Vec::new();
     for ttl in [500, 1000, 2500, 7000] {
@@ -316,9 +314,8 @@ async fn leases_are_kept_behind_a_pooler() {
     let pooler = PgBouncer::start(database.postgres().address(), 2).await;
     let server = Server::builder(&pooler.url_of(database.name()))
         .switch("--pgbouncer")
-        .start()
+        .ready()
         .await;
-    server.wait_ready().await;
     let mut client = server.client().await;
     let ttl = Duration::from_secs(2);
     let streams = open_many(&mut client, &database, "pooled", 200, ttl).await;

@@ -46,6 +46,14 @@ impl World {
         let server = Server::start(&database.url()).await;
         Self { database, server }
     }
+
+    /// Waits until the server has said that a token was shown for this name
+    /// which it never gave.
+    pub(crate) async fn wait_for_alarm(&self, resource: &str) {
+        let alarm =
+            |line: &serde_json::Value| line["level"] == "ERROR" && line["resource"] == resource;
+        self.server.wait_for_log("the alarm", alarm).await;
+    }
 }
 
 /// A name that no other test uses.
@@ -68,6 +76,15 @@ pub(crate) async fn released(client: &mut Client, resource: &str, owner: &str) -
         .await
         .expect("a live lease can be released");
     lock
+}
+
+/// A lease of each state that a row can be in, the live one first.
+pub(crate) async fn in_each_state(client: &mut Client, stem: &str, owner: &str) -> [Lock; 3] {
+    [
+        granted(client, &fresh(stem), owner, LONG).await,
+        released(client, &fresh(stem), owner).await,
+        expired(client, &fresh(stem), owner).await,
+    ]
 }
 
 /// Waits until a lease is over that was granted before this call: the passing

@@ -51,8 +51,7 @@ async fn a_client_to_be_frozen() {
 #[tokio::test(flavor = "multi_thread")]
 async fn sigterm_with_clients_that_do_not_answer() {
     let database = fresh_database().await;
-    let server = quick(&database.url()).start().await;
-    server.wait_ready().await;
+    let server = quick(&database.url()).ready().await;
     let mut client = server.client().await;
     let lock = granted(&mut client, "a", "holder", LONG).await;
 

@@ -67,9 +67,8 @@ async fn the_servers_limit_for_calls_does_not_cut_a_stream() {
     let database = fresh_database().await;
     let server = Server::builder(&database.url())
         .flag("--request-timeout", "1s")
-        .start()
+        .ready()
         .await;
-    server.wait_ready().await;
     let mut client = server.client().await;
     let lock = granted(&mut client, "a", "a", Duration::from_secs(2)).await;
     let mut stream = Stream::open(&mut client, request(&lock)).await;

@@ -116,12 +116,7 @@ async fn a_forgotten_lease_is_logged_as_an_alarm() {
     admin.run(&FORGOTTEN.replace("$R", &name)).await;
     let mut stream = Stream::open(&mut client, request(&lock)).await;
     stream.expect_end(Code::Aborted, "TOKEN_UNKNOWN").await;
-    world
-        .server
-        .wait_for_log("the alarm", |line| {
-            line["level"] == "ERROR" && line["resource"] == name.as_str()
-        })
-        .await;
+    world.wait_for_alarm(&name).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -169,9 +164,8 @@ async fn draining_ends_every_stream_and_no_lease() {
     let server = Server::builder(&database.url())
         .flag("--drain-delay", "1s")
         .flag("--drain-timeout", "8s")
-        .start()
+        .ready()
         .await;
-    server.wait_ready().await;
     let next = Server::start(&database.url()).await;
     let mut streams = JoinSet::new();
     let (opened, mut all_open) = tokio::sync::mpsc::channel(STREAMS);

@@ -156,7 +156,7 @@ async fn streams_opened_on_locked_rows_cost_others_nothing() {
 /// The most urgent go first, so a slow database costs nobody a lease.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_database_costs_no_lease() {
-    let (database, proxy, server) = behind_proxy(|builder| builder).await;
+    let (database, proxy, server) = behind_proxy().await;
     let mut client = server.client().await;
     let short = Duration::from_secs(2);
     let many = open_many(&mut client, &database, "long", 1500, Duration::from_secs(9)).await;
@@ -183,7 +183,7 @@ async fn a_slow_database_costs_no_lease() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_most_urgent_go_first() {
     const MANY: usize = 5_000;
-    let (database, proxy, server) = behind_proxy(|builder| builder).await;
+    let (database, proxy, server) = behind_proxy().await;
     let mut client = server.client().await;
     let lock = granted(&mut client, "urgent", "a", Duration::from_secs(60)).await;
     let ttl = Duration::from_secs(3);
@@ -229,7 +229,7 @@ async fn the_most_urgent_go_first() {
 /// All of them are due again and again while nobody can renew them.
 #[tokio::test(flavor = "multi_thread")]
 async fn many_streams_do_not_besiege_an_absent_database() {
-    let (database, proxy, server) = behind_proxy(|builder| builder).await;
+    let (database, proxy, server) = behind_proxy().await;
     let mut client = server.client().await;
     let ttl = Duration::from_secs(9);
     let streams = open_many(&mut client, &database, "many", 2_000, ttl).await;

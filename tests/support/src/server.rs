@@ -96,6 +96,13 @@ impl Builder {
         }
     }
 
+    /// Starts it and waits until it is ready.
+    pub async fn ready(self) -> Server {
+        let server = self.start().await;
+        server.wait_ready().await;
+        server
+    }
+
     /// Starts it and waits until its ports are open.
     ///
     /// # Errors
@@ -176,9 +183,7 @@ impl Server {
 
     /// Starts a server for this database and waits until it is ready.
     pub async fn start(database_url: &str) -> Self {
-        let server = Self::builder(database_url).start().await;
-        server.wait_ready().await;
-        server
+        Self::builder(database_url).ready().await
     }
 
     /// Waits until health says that the lock service serves.
