@@ -112,8 +112,9 @@ pub(crate) struct KeepAliveConfig {
     /// How many rows that others have locked are waited for at a time. Each
     /// keeps a connection of the calls.
     pub(crate) singles: usize,
-    /// How long the first renewal may take at most.
-    pub(crate) first: Duration,
+    /// What a call may take: how long a first renewal, or a locked row, is waited
+    /// for at most.
+    pub(crate) call: Duration,
 }
 
 /// A cheap handle on the schedule.

@@ -304,14 +304,14 @@ impl Schedule {
             self.try_again(attempt);
             return;
         }
-        let (store, ask, deadline) = (
-            self.store.clone(),
-            stream.keep.renew.clone(),
-            // A renewal that lands after the stream's end would prolong the bound.
-            stream
-                .ends_at
-                .map_or(stream.trusted_until, |end| end.min(stream.trusted_until)),
-        );
+        let (store, ask) = (self.store.clone(), stream.keep.renew.clone());
+        // Others want the place, and a drain waits for it; a renewal that lands
+        // after the stream's end would prolong the bound.
+        let longest = Instant::now() + self.config.call;
+        let deadline = [Some(stream.trusted_until), stream.ends_at]
+            .into_iter()
+            .flatten()
+            .fold(longest, Instant::min);
         self.singles
             .spawn(async move { (attempt, store.renew_locked(ask, deadline).await) });
     }

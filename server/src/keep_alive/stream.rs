@@ -41,7 +41,7 @@ impl Stream {
         let first = bounds
             .into_iter()
             .flatten()
-            .fold(config.first, Duration::min);
+            .fold(config.call, Duration::min);
         Self {
             keep,
             out,
@@ -174,7 +174,7 @@ mod tests {
             max_duration: TTL,
             max_streams: 1,
             singles: 1,
-            first: TTL,
+            call: TTL,
         };
         let keep = Keep {
             renew: renew.clone(),

@@ -8,12 +8,13 @@ use fencepost_support::{
     Server,
     calls::{expect_error, expect_final, expect_resource, expect_retryable, get, granted, release},
     postgres::fresh_database,
+    row_lock::RowLock,
     server::Client,
 };
 use tokio::task::JoinSet;
 use tonic::Code;
 
-use super::stage::{Stream, request};
+use super::stage::{Stream, request, request_for};
 use crate::world::{LONG, client, expired, fresh, outlive, released, shared};
 
 /// Of the leases that are lost here; an interval is a third of it.
@@ -231,4 +232,34 @@ async fn a_killed_server_is_an_error_too() {
     assert_eq!(fencepost_support::reason(&status), None);
     let mut stream = Stream::open(&mut next.client().await, request(&lock)).await;
     assert_eq!(stream.next().await.lock.fencing_token, lock.fencing_token);
+}
+
+/// Its renewal waits in the database, for a lease that has long to live.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_stays_locked_does_not_hold_the_drain_up() {
+    let database = fresh_database().await;
+    let server = Server::builder(&database.url())
+        .flag("--drain-delay", "0s")
+        .ready()
+        .await;
+    let mut client = server.client().await;
+    let lock = granted(&mut client, "a", "a", LONG).await;
+    let often = fencepost_proto::v1::KeepAliveRequest {
+        ttl: Some(fencepost_support::calls::seconds(1)),
+        ..request_for(&lock, LONG)
+    };
+    let mut stream = Stream::open(&mut client, often).await;
+    stream.next().await;
+    let row = RowLock::hold(&database.url(), "a").await;
+    row.wait_for_waiters(1).await;
+    let told = Instant::now();
+    server.sigterm();
+    stream.expect_end(Code::Unavailable, "DRAINING").await;
+    let status = server.wait_exit().await;
+    let took = told.elapsed();
+    println!("ended {took:?} after the signal");
+    assert_eq!(status.code(), Some(0), "{status}");
+    // What a call may take, and not what is left of the lease.
+    assert!(took < Duration::from_secs(7), "{took:?}");
+    row.rollback().await;
 }
