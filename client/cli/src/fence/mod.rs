@@ -31,8 +31,8 @@ pub(crate) struct Args {
 /// Which database.
 #[derive(Debug, clap::Args)]
 struct At {
-    /// The database that holds the data to be fenced, and not the lock server's:
-    /// postgresql://user:password@host:port/name. Other users of the machine can
+    /// The database that holds the data to be fenced, the lock server's or any
+    /// other: postgresql://user:password@host:port/name. Other users of the machine can
     /// read flags: prefer the environment or a file.
     #[arg(
         long,
