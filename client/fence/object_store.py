@@ -33,7 +33,9 @@ that want the condition otherwise, see the README: only S3's way is tested.
 
 import argparse
 import http.client
+import random
 import sys
+import time
 import urllib.parse
 
 TOKEN = b"fencing-token: "
@@ -96,8 +98,9 @@ class Store:
         condition = {"If-None-Match": "*"} if etag is None else {"If-Match": etag}
         content = TOKEN + str(token).encode() + b"\n" + body
         status, _, _ = self._call("PUT", content, condition)
-        # 404: S3's answer to If-Match on an object that has gone.
-        if status in (404, 409, 412):
+        # 404: S3's answer to If-Match on an object that has gone. Without If-Match
+        # there is nothing to put it into, and never will be.
+        if status in (409, 412) or (status == 404 and etag is not None):
             return False
         if status not in (200, 201, 204):
             raise RuntimeError(f"PUT was answered with {status}")
@@ -119,6 +122,8 @@ def fenced_update(store, token, change):
         body = change(body)
         if store.write_if_unchanged(body, token, etag):
             return body
+        # Others write as well: not in step with them.
+        time.sleep(random.uniform(0, 0.1))
 
 
 class Parser(argparse.ArgumentParser):

@@ -73,7 +73,7 @@ BEGIN
     ELSIF EXISTS (
         SELECT FROM pg_catalog.pg_namespace AS n
          WHERE n.nspname = 'fence'
-           AND (n.nspowner <> current_user::regrole
+           AND (pg_catalog.pg_get_userbyid(n.nspowner) <> current_user
                 OR EXISTS (SELECT FROM pg_catalog.pg_class AS c WHERE c.relnamespace = n.oid AND c.relowner <> n.nspowner)
                 OR EXISTS (SELECT FROM pg_catalog.pg_proc AS f WHERE f.pronamespace = n.oid AND f.proowner <> n.nspowner)))
     THEN
@@ -202,11 +202,12 @@ CREATE OR REPLACE FUNCTION fence.check(resource text)
 RETURNS TABLE (token bigint, admitted_at timestamptz)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     SELECT t.token, CASE WHEN t.admitted_in IS NOT NULL THEN t.admitted_at END
-      FROM fence.tokens AS t WHERE t.resource = $1
+      FROM fence.tokens AS t WHERE t.resource = $1 COLLATE "C"
 $$;
 
 -- How many writes were stopped with FP409, in this database, ever. After a crash
--- of Postgres it may be up to 32 too high.
+-- of Postgres it may be up to 32 too high, or miss those of the last moment; the
+-- server's log has each.
 CREATE OR REPLACE FUNCTION fence.rejected_total() RETURNS bigint
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM fence.rejections
@@ -306,6 +307,11 @@ BEGIN
     END IF;
     IF TG_NARGS = 2 AND TG_OP IN ('UPDATE', 'DELETE') THEN
         EXECUTE format('SELECT $2 || ($1).%I::text', TG_ARGV[1]) INTO old_resource USING OLD, TG_ARGV[0];
+    END IF;
+    IF TG_NARGS = 2 AND TG_OP = 'TRUNCATE' THEN
+        -- The prefix alone may be a row's resource, and a token of that stands for
+        -- no other row.
+        old_resource := NULL;
     END IF;
     IF TG_NARGS = 2 AND TG_OP IN ('UPDATE', 'INSERT') THEN
         EXECUTE format('SELECT $2 || ($1).%I::text', TG_ARGV[1]) INTO new_resource USING NEW, TG_ARGV[0];

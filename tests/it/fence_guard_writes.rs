@@ -172,6 +172,7 @@ const CASES: &[(Admitted, &str, &str)] = &[
     (&[], "TRUNCATE stock", UNSHOWN),
     (&[("stock", 6)], "TRUNCATE stock", OK),
     (&[("order-1", 6)], "TRUNCATE orders", UNSHOWN),
+    (&[("order-", 6)], "TRUNCATE orders", UNSHOWN),
     // A token that was taken back was not shown.
     (
         &[],

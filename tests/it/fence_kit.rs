@@ -138,6 +138,9 @@ async fn a_name_of_another_collation_is_compared_like_any() {
     let older = client.batch_execute("SELECT fence.admit(n, 5) FROM names");
     assert_eq!(state(older.await), "FP409");
     client.run("SELECT fence.admit(n, 6) FROM names").await;
+    client
+        .run("SELECT fence.admitted(n), fence.check(n), fence.reset(n, 7) FROM names")
+        .await;
 }
 
 /// The comment on `fence.reset` says how to mend rows that carry the bad token.

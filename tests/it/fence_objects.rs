@@ -6,7 +6,7 @@ use std::{path::Path, process::Command};
 use tokio::{io::AsyncReadExt as _, net::TcpListener, task::JoinSet};
 
 use crate::{
-    object_stub::{FORBIDDEN, ObjectStub, WEAK},
+    object_stub::{FORBIDDEN, NOWHERE, ObjectStub, WEAK},
     programs::{Ended, run},
 };
 
@@ -137,7 +137,8 @@ async fn an_object_never_goes_back_and_loses_no_line() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_goes_wrong_is_told_in_one_line() {
     let store = ObjectStub::start().await;
-    let (there, forbidden, weak) = (store.url(KEY), store.url(FORBIDDEN), store.url(WEAK));
+    let [there, forbidden, weak, nowhere] =
+        [KEY, FORBIDDEN, WEAK, NOWHERE].map(|key| store.url(key));
     for (arguments, code, says) in [
         (&[][..], 64, "required"),
         (&["ftp://host/key", "5", "claim"], 64, "http(s)://"),
@@ -151,6 +152,7 @@ async fn what_goes_wrong_is_told_in_one_line() {
         (&[&forbidden, "5", "claim"], 69, "403"),
         // To go on would be to try for ever.
         (&[&weak, "5", "claim"], 69, "ETag"),
+        (&[&nowhere, "5", "claim"], 69, "404"),
     ] {
         let mut command = recipe_itself();
         command.args(arguments);

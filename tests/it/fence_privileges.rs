@@ -92,8 +92,8 @@ async fn a_plain_role_may_install_it_and_owns_it() {
     let name = database.name();
     client
         .run(&format!(
-            "CREATE ROLE owner_{name}; CREATE ROLE other_{name};
-             GRANT CREATE ON DATABASE {name} TO owner_{name}, other_{name}; SET ROLE owner_{name}"
+            "CREATE ROLE \"Owner-{name}\"; CREATE ROLE other_{name};
+             GRANT CREATE ON DATABASE {name} TO \"Owner-{name}\", other_{name}; SET ROLE \"Owner-{name}\""
         ))
         .await;
     client.run(KIT).await;

@@ -26,7 +26,7 @@ fn with(sql: &str, id: i32, state: &str, token: i64) -> String {
         .replace("$token", &token.to_string())
 }
 
-/// The statements for one table: show, update, upsert, delete.
+/// The statements for one table: show, show by inserting, update, delete.
 fn plain() -> [String; 4] {
     let block = blocks()[1];
     let lines = block.lines().filter(|line| !line.starts_with("--"));
@@ -53,16 +53,21 @@ async fn plain_sql_refuses_an_older_token_by_zero_rows() {
     let database = fresh_database().await;
     let client = database.client().await;
     orders(&client).await;
-    let [show, update, upsert, delete] = &plain();
-    assert_eq!(rows(&client, show, 1, "", 5).await, 1);
-    for sql in [show, update, upsert] {
+    let [show, insert, update, delete] = &plain();
+    for sql in [show, insert] {
+        assert_eq!(rows(&client, sql, 1, "", 5).await, 1, "{sql}");
+    }
+    let kept: String = client.value("SELECT state FROM orders").await;
+    assert_eq!(kept, "new");
+    for sql in [update, show, insert] {
         assert_eq!(rows(&client, sql, 1, "five", 5).await, 1, "{sql}");
     }
-    for sql in [show, update, upsert, delete] {
+    for sql in [show, insert, update, delete] {
         assert_eq!(rows(&client, sql, 1, "late", 4).await, 0, "{sql}");
     }
-    assert_eq!(rows(&client, upsert, 2, "first", 5).await, 1);
-    assert_eq!(rows(&client, upsert, 2, "late", 4).await, 0);
+    assert_eq!(rows(&client, insert, 2, "", 5).await, 1);
+    assert_eq!(rows(&client, insert, 2, "", 4).await, 0);
+    assert_eq!(rows(&client, update, 2, "first", 5).await, 1);
     assert_eq!(rows(&client, show, 2, "", 6).await, 1);
     assert_eq!(rows(&client, update, 2, "late", 5).await, 0);
     let states: String = client
@@ -71,7 +76,7 @@ async fn plain_sql_refuses_an_older_token_by_zero_rows() {
     assert_eq!(states, "five first");
     // As the chapter says, a deleted row has forgotten its token.
     assert_eq!(rows(&client, delete, 1, "", 5).await, 1);
-    assert_eq!(rows(&client, upsert, 1, "late", 4).await, 1);
+    assert_eq!(rows(&client, insert, 1, "", 4).await, 1);
 }
 
 /// An older write that waits for a newer one is judged by what that one left.
@@ -131,10 +136,11 @@ async fn the_chapter_works_as_written() {
     assert_eq!(run(command).await.code, Some(0));
 
     let blocks = blocks();
-    let [_, _, grants, guard, transactions] = &blocks[..] else {
+    let [_, _, grants, limit, guard, transactions, mend] = &blocks[..] else {
         panic!("{} blocks of SQL", blocks.len());
     };
     client.run(grants).await;
+    client.run(limit).await;
     client.run(guard).await;
     let writer = database.client().await;
     writer.run("SET ROLE writer").await;
@@ -150,6 +156,13 @@ async fn the_chapter_works_as_written() {
         state(writer.batch_execute("TRUNCATE reports").await),
         "42501"
     );
+    // Somebody shows, and writes, a token that nobody was given.
+    writer.run(&with(transactions, 1, "bogus", 1 << 52)).await;
+    let present = with(transactions, 1, "eight", 8);
+    assert_eq!(state(writer.batch_execute(&present).await), "FP409");
+    writer.run("ROLLBACK").await;
+    client.run(&with(mend, 1, "", 8)).await;
+    writer.run(&present).await;
     writer.run("BEGIN").await;
     admit(&writer, "nightly-report", 8).await.unwrap();
     writer.run("DELETE FROM reports; COMMIT").await;
@@ -157,7 +170,7 @@ async fn the_chapter_works_as_written() {
     for (role, may_reset) in [("watcher", "42501"), ("operator", "00000")] {
         client.run(&format!("SET ROLE {role}")).await;
         assert_eq!(highest(&client, "nightly-report").await, 8);
-        assert_eq!(rejected(&client).await, 1);
+        assert_eq!(rejected(&client).await, 2);
         let reset = client.batch_execute("SELECT fence.reset('nightly-report', 8)");
         assert_eq!(state(reset.await), may_reset, "{role}");
     }

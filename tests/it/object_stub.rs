@@ -1,6 +1,6 @@
 //! A stub of an object store over HTTP: one object a path, an ETag made from the
-//! content as S3's is, `If-Match` and `If-None-Match: *` on PUT. Two paths answer
-//! as no store should that one fences with.
+//! content as S3's is, `If-Match` and `If-None-Match: *` on PUT. Three paths
+//! answer as no store should that one fences with.
 
 use std::{
     collections::HashMap,
@@ -20,6 +20,9 @@ pub(crate) const FORBIDDEN: &str = "/bucket/forbidden";
 
 /// There, with an ETag that no condition matches.
 pub(crate) const WEAK: &str = "/bucket/weak";
+
+/// In a bucket that is not there.
+pub(crate) const NOWHERE: &str = "/no-bucket/key";
 
 /// What is stored, as the recipe writes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -135,6 +138,7 @@ fn answer(head: &str, body: String, contents: &mut Contents) -> String {
     let (method, path) = (words.next().unwrap(), words.next().unwrap());
     match path {
         FORBIDDEN => return response("403 Forbidden", "", "no"),
+        NOWHERE => return response("404 Not Found", "", "no"),
         WEAK => return response("200 OK", "ETag: W/\"1\"\r\n", ""),
         _ => {}
     }
