@@ -18,7 +18,7 @@
 --      table refuses it. Turn them off.
 --
 -- Why a statement of its own: on read committed a statement sees the database
--- as it was when the statement began. In `SELECT fence.admit(…), balance FROM …`
+-- as it was when the statement began. In `SELECT fence.admit(...), balance FROM ...`
 -- the admit may wait for another holder's transaction, and then `balance` is the
 -- one from before that transaction.
 --
@@ -90,6 +90,11 @@ BEGIN
         RAISE EXCEPTION 'schema "fence" is in use by something else'
             USING ERRCODE = 'duplicate_schema';
     END IF;
+    -- What is there already, for the end of this installation.
+    PERFORM pg_catalog.set_config('fence.before', pg_catalog.concat_ws(' ', 'known',
+        (SELECT pg_catalog.string_agg('c' || oid, ' ') FROM pg_catalog.pg_class WHERE relnamespace = 'fence'::regnamespace),
+        (SELECT pg_catalog.string_agg('p' || oid, ' ') FROM pg_catalog.pg_proc WHERE pronamespace = 'fence'::regnamespace),
+        CASE WHEN installed LIKE 'Fencepost fencing kit, version %' THEN 'schema' END), true);
 END $$;
 
 -- The row of a resource is rewritten by each transaction that admits, hence the
@@ -288,7 +293,7 @@ END $$;
 -- has none of its own, as partitions inherit triggers for rows alone; the rows of
 -- inheritance children that are no partitions, without triggers of their own;
 -- session_replication_role = replica (logical replication, some restores) unless
--- the trigger is made ENABLE ALWAYS; ALTER TABLE … DISABLE TRIGGER; DDL.
+-- the trigger is made ENABLE ALWAYS; ALTER TABLE ... DISABLE TRIGGER; DDL.
 CREATE OR REPLACE FUNCTION fence.guard() RETURNS trigger
 LANGUAGE plpgsql VOLATILE SECURITY INVOKER SET search_path = pg_catalog, pg_temp
 -- A name is made from a column as text, the same one in every session.
@@ -302,7 +307,7 @@ BEGIN
     IF TG_NARGS NOT IN (1, 2) OR TG_WHEN <> 'AFTER' OR (TG_LEVEL = 'STATEMENT') <> (TG_OP = 'TRUNCATE') THEN
         RAISE EXCEPTION 'fence.guard is not set up rightly'
             USING ERRCODE = 'feature_not_supported',
-                  HINT = 'CREATE TRIGGER … AFTER INSERT OR UPDATE OR DELETE … FOR EACH ROW EXECUTE FUNCTION '
+                  HINT = 'CREATE TRIGGER ... AFTER INSERT OR UPDATE OR DELETE ... FOR EACH ROW EXECUTE FUNCTION '
                          'fence.guard(resource), or fence.guard(prefix, column); TRUNCATE: FOR EACH STATEMENT.';
     END IF;
     IF TG_NARGS = 2 AND TG_OP IN ('UPDATE', 'DELETE') THEN
@@ -358,32 +363,39 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- At the first installation nobody but the owner keeps anything: the owner's
--- ALTER DEFAULT PRIVILEGES would let writers lower a token. Later ones leave alone
--- what was granted to roles on purpose.
+-- Of what is new, nobody but the owner keeps anything: the owner's ALTER DEFAULT
+-- PRIVILEGES would let writers lower a token. What was there before keeps what was
+-- granted to roles on purpose, but writing to the tables is never one of that.
 DO $$
 DECLARE
+    before CONSTANT text[] := pg_catalog.string_to_array(pg_catalog.current_setting('fence.before', true), ' ');
     command text;
 BEGIN
-    IF coalesce(pg_catalog.obj_description('fence'::regnamespace, 'pg_namespace'), '')
-       NOT LIKE 'Fencepost fencing kit, version %' THEN
-        FOR command IN
-            SELECT pg_catalog.format('REVOKE ALL ON %s FROM %s CASCADE', made.what,
-                                     CASE given.grantee WHEN 0 THEN 'PUBLIC' ELSE given.grantee::regrole::text END)
-              FROM (SELECT 'SCHEMA fence', nspacl, nspowner
-                      FROM pg_catalog.pg_namespace WHERE nspname = 'fence'
-                    UNION ALL
-                    SELECT 'TABLE ' || oid::regclass, relacl, relowner  -- a sequence may be called one
-                      FROM pg_catalog.pg_class WHERE relnamespace = 'fence'::regnamespace AND relkind IN ('r', 'S')
-                    UNION ALL
-                    SELECT 'FUNCTION ' || oid::regprocedure, proacl, proowner
-                      FROM pg_catalog.pg_proc WHERE pronamespace = 'fence'::regnamespace) AS made (what, acl, owner),
-                   pg_catalog.aclexplode(made.acl) AS given
-             WHERE given.grantee <> made.owner
-        LOOP
-            EXECUTE command;
-        END LOOP;
+    IF EXISTS (SELECT FROM pg_catalog.pg_class WHERE relnamespace = 'fence'::regnamespace
+                  AND pg_catalog.pg_get_userbyid(relowner) <> current_user)
+       OR EXISTS (SELECT FROM pg_catalog.pg_proc WHERE pronamespace = 'fence'::regnamespace
+                  AND pg_catalog.pg_get_userbyid(proowner) <> current_user) THEN
+        RAISE EXCEPTION 'another role has made a part of schema "fence" meanwhile'
+            USING ERRCODE = 'insufficient_privilege', HINT = 'Drop what is not yours in it, and install again.';
     END IF;
+    FOR command IN
+        SELECT pg_catalog.format('REVOKE %s ON %s FROM %s CASCADE', given.privilege_type, made.what,
+                                 CASE given.grantee WHEN 0 THEN 'PUBLIC' ELSE given.grantee::regrole::text END)
+          FROM (SELECT 'schema', 'SCHEMA fence', nspacl, nspowner
+                  FROM pg_catalog.pg_namespace WHERE nspname = 'fence'
+                UNION ALL
+                SELECT 'c' || oid, 'TABLE ' || oid::regclass, relacl, relowner  -- a sequence may be called one
+                  FROM pg_catalog.pg_class WHERE relnamespace = 'fence'::regnamespace AND relkind IN ('r', 'S')
+                UNION ALL
+                SELECT 'p' || oid, 'FUNCTION ' || oid::regprocedure, proacl, proowner
+                  FROM pg_catalog.pg_proc WHERE pronamespace = 'fence'::regnamespace) AS made (id, what, acl, owner),
+               pg_catalog.aclexplode(made.acl) AS given
+         WHERE given.grantee <> made.owner
+           AND (made.id <> ALL (before)
+                OR made.id LIKE 'c%' AND given.privilege_type <> 'SELECT')
+    LOOP
+        EXECUTE command;
+    END LOOP;
 END $$;
 
 REVOKE ALL ON SCHEMA fence FROM PUBLIC;

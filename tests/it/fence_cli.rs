@@ -1,11 +1,15 @@
 //! `fencepost fence`: the command line that installs the kit and looks after it.
 
-use fencepost_support::postgres::{Database, fresh_database};
+use fencepost_support::{
+    postgres::{Database, fresh_database},
+    wait::within,
+};
 use serde_json::{Value, json};
 
 use crate::{
-    fence_world::{KIT, admit, highest, state},
+    fence_world::{KIT, admit, fenced, highest, state},
     programs::{Ended, bare, cli, run},
+    world::LONG,
 };
 
 /// `fencepost fence`, with the URL in its environment.
@@ -162,4 +166,28 @@ async fn the_command_line_says_what_is_wrong_and_no_password() {
     assert!(help.stdout.contains("THIS OPENS THE FENCE"));
     assert!(help.stdout.contains("1 to 2^53 - 1"), "{}", help.stdout);
     assert!(!help.stdout.contains(&database.url()));
+}
+
+/// Newer holders may have been there by then.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reset_that_gave_up_does_not_happen_later() {
+    let database = fenced().await;
+    let (writer, observer) = (database.client().await, database.client().await);
+    admit(&writer, "r", 10).await.unwrap();
+    for target in [&["--to", "7"][..], &["--forget"]] {
+        writer.run("BEGIN").await;
+        admit(&writer, "r", 10).await.unwrap();
+        let reset = [&["reset", "r", "--timeout", "500ms"], target].concat();
+        let gave_up = fence(&database, &reset).await;
+        assert_eq!(gave_up.code, Some(69), "{}", gave_up.said());
+        writer.run("COMMIT").await;
+        let others = "SELECT count(*) FROM pg_stat_activity
+                       WHERE datname = current_database() AND application_name = 'fencepost fence'";
+        within(LONG, "the reset's session to end", async || {
+            let count: i64 = observer.value(others).await;
+            (count == 0).then_some(())
+        })
+        .await;
+        assert_eq!(highest(&observer, "r").await, 10, "{target:?}");
+    }
 }

@@ -178,3 +178,9 @@ async fn guarded_rows_are_mended_as_the_kit_says() {
     let unshown = client.batch_execute("DELETE FROM orders").await;
     assert_eq!(state(unshown), "FP428");
 }
+
+/// A database of another encoding could not take it.
+#[test]
+fn the_kit_is_plain_ascii() {
+    assert!(KIT.is_ascii());
+}

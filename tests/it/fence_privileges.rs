@@ -186,6 +186,13 @@ async fn default_privileges_hand_nobody_the_fence() {
     ] {
         client.run(&format!("GRANT {grant} TO w_{name}")).await;
     }
+    // A part that was dropped is made anew, and writing was never to be granted.
+    client
+        .run(&format!(
+            "DROP FUNCTION fence.reset(text, bigint);
+             GRANT INSERT, UPDATE, DELETE ON fence.tokens TO w_{name}"
+        ))
+        .await;
     client.run(KIT).await;
     client.run(&format!("RESET ROLE; SET ROLE w_{name}")).await;
     may(

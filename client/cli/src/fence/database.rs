@@ -151,7 +151,11 @@ impl Database {
     }
 
     /// Returns the highest token that was there before.
+    ///
+    /// It may wait for writers. Only a commit that we send makes it so: one that we
+    /// have given up on does not happen later, when newer holders have been there.
     pub(super) async fn reset(&self, resource: &str, to: Option<i64>) -> Result<i64, FenceFailure> {
+        self.0.batch_execute("BEGIN").await?;
         let row = match to {
             Some(token) => {
                 let sql = "SELECT fence.reset($1, $2)";
@@ -162,6 +166,7 @@ impl Database {
                 self.0.query_one(sql, &[&resource]).await?
             }
         };
+        self.0.batch_execute("COMMIT").await?;
         Ok(row.get(0))
     }
 }
