@@ -20,6 +20,9 @@ use crate::{
     lock::{self, duration},
 };
 
+/// The longest time between two renewals.
+const LONGEST_INTERVAL: Duration = Duration::from_secs(20);
+
 /// What a stream may be asked for besides its lease.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct KeepAliveOptions {
@@ -37,7 +40,7 @@ pub struct KeepAliveOptions {
 pub struct KeepAlive {
     messages: Streaming<v1::KeepAliveResponse>,
     asked: Moment,
-    /// When the first word must have come.
+    /// When the next word must have come.
     patience: Instant,
     first: Option<First>,
 }
@@ -79,22 +82,19 @@ impl KeepAlive {
     /// Waits for the next renewal. There is no end but an error, and after one
     /// nobody renews; may be dropped and called again.
     ///
-    /// The first one comes at once, or the time for a call is over. How long to
-    /// wait for another is the caller's to say: until the lease's deadline.
+    /// The first one comes at once, or the time for a call is over. Another one
+    /// comes within two intervals of a third of the TTL, at most 20 s each: the
+    /// second is for one that has failed. The server may hang where its connection,
+    /// or a proxy, does not; silence for longer is [`TimedOut`](Error::TimedOut).
     ///
     /// # Errors
     ///
     /// [`Lost`](Error::Lost) when the lease is over. After every other error the
     /// lease stands until its deadline: open another stream, or renew.
     pub async fn next(&mut self) -> Result<Renewal, Error> {
-        let message = self.messages.message();
-        let message = match self.first {
-            // A proxy in between may be well while the server is not.
-            None => timeout_at(self.patience, message)
-                .await
-                .map_err(|_elapsed| Error::TimedOut)?,
-            Some(_) => message.await,
-        };
+        let message = timeout_at(self.patience, self.messages.message())
+            .await
+            .map_err(|_elapsed| Error::TimedOut)?;
         let message = match message {
             Ok(Some(message)) => message,
             // No server of ours ends a stream well.
@@ -106,6 +106,7 @@ impl KeepAlive {
             Err(status) => return Err(decode(&status)),
         };
         let mut lock = lock::lock(message.lock, Duration::ZERO)?;
+        self.patience = Instant::now() + (lock.ttl / 3).min(LONGEST_INTERVAL) * 2;
         let lasts = match self.first {
             None => {
                 self.first = Some(First {

@@ -35,7 +35,12 @@ pub(crate) struct Args {
 /// Between streams that fail.
 const PAUSE: Duration = Duration::from_millis(200);
 
-pub(crate) async fn run(args: Args, client: &Client, output: &Output) -> Result<Exit, Failure> {
+pub(crate) async fn run(
+    args: Args,
+    client: &Client,
+    timeout: Duration,
+    output: &Output,
+) -> Result<Exit, Failure> {
     let open = async || {
         let Lease {
             resource,
@@ -50,7 +55,8 @@ pub(crate) async fn run(args: Args, client: &Client, output: &Output) -> Result<
     };
     let mut stream: Option<KeepAlive> = None;
     let mut spoken = false;
-    // None before the first renewal: how long the lease lasts is not known yet.
+    // Before the first renewal it is not known how long the lease lasts.
+    let first_by = Instant::now() + timeout;
     let mut deadline: Option<Instant> = None;
     loop {
         let next = async {
@@ -85,11 +91,14 @@ pub(crate) async fn run(args: Args, client: &Client, output: &Output) -> Result<
                 }
                 spoken = true;
             }
-            Err(error) if error.is_transient() && deadline.is_some() => {
+            Err(error)
+                if error.is_transient()
+                    && (deadline.is_some() || Instant::now() + PAUSE < first_by) =>
+            {
                 output.retry(&error);
                 // At once after a stream that has renewed; the next server's turn.
                 if !spoken || stream.is_none() {
-                    let until = deadline.unwrap_or_else(Instant::now);
+                    let until = deadline.unwrap_or(first_by);
                     sleep_until(until.min(Instant::now() + PAUSE)).await;
                 }
                 stream = None;

@@ -64,7 +64,7 @@ async fn dispatch(cli: Cli) -> Result<Exit, Failure> {
         Command::Acquire(args) => acquire::run(args, &client()?, &output).await,
         Command::Renew(args) => renew::run(args, &client()?, &output).await,
         Command::Release(args) => release::run(args, &client()?, &output).await,
-        Command::Keepalive(args) => keepalive::run(args, &client()?, &output).await,
+        Command::Keepalive(args) => keepalive::run(args, &client()?, timeout, &output).await,
         Command::Get(args) => get::run(args, &client()?, &output).await,
         Command::Fence(args) => fence::run(args, timeout, &output).await,
     }

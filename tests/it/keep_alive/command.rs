@@ -15,8 +15,10 @@ use fencepost_support::{
     process::Process,
     proxy::Proxy,
 };
+use rustix::process::Signal;
 use serde_json::Value;
 
+use super::stage::{Stream, request_for};
 use crate::{
     programs::{bare, cli},
     world::{LONG, client, fresh, shared},
@@ -128,18 +130,42 @@ async fn it_prints_text_by_default() {
 #[tokio::test(flavor = "multi_thread")]
 async fn it_goes_on_at_another_server() {
     const TTL: Duration = Duration::from_secs(4);
+    // Frozen, its connection stands: pings would find out after the lease.
+    for end in [Signal::KILL, Signal::STOP] {
+        let database = fresh_database().await;
+        let first = Server::start(&database.url()).await;
+        let second = Server::start(&database.url()).await;
+        let mut client = second.client().await;
+        let lock = granted(&mut client, "a", "a", TTL).await;
+        let endpoints = format!("{},{}", first.url(), second.url());
+        let holder = keepalive(&endpoints, &lock, &["--output", "json"]);
+        wait_renewed(&holder).await;
+        first.process().signal(end);
+        crate::world::outlive(TTL * 3 / 2).await;
+        assert!(holder.exit_status().is_none(), "{}", holder.tail());
+        refused(&mut client, "a", "b", LONG).await;
+    }
+}
+
+/// A server that has no room at first has the time of a call.
+#[tokio::test(flavor = "multi_thread")]
+async fn it_waits_for_room() {
     let database = fresh_database().await;
-    let first = Server::start(&database.url()).await;
-    let second = Server::start(&database.url()).await;
-    let mut client = second.client().await;
-    let lock = granted(&mut client, "a", "a", TTL).await;
-    let endpoints = format!("{},{}", first.url(), second.url());
-    let holder = keepalive(&endpoints, &lock, &["--output", "json"]);
+    let server = Server::builder(&database.url())
+        .flag("--keepalive-max-streams", "1")
+        .ready()
+        .await;
+    let mut client = server.client().await;
+    let first = granted(&mut client, "first", "a", LONG).await;
+    let stream = Stream::open(&mut client, request_for(&first, LONG)).await;
+    let lock = granted(&mut client, "a", "a", LONG).await;
+    let holder = keepalive(&server.url(), &lock, &[]);
+    let refused = holder
+        .log()
+        .wait_for(|line| line.contains("trying again").then_some(()));
+    assert!(refused.await.is_some(), "{}", holder.tail());
+    drop(stream);
     wait_renewed(&holder).await;
-    first.kill9().await;
-    crate::world::outlive(TTL * 3 / 2).await;
-    assert!(holder.exit_status().is_none(), "{}", holder.tail());
-    refused(&mut client, "a", "b", LONG).await;
 }
 
 /// No answer comes, whether the stream is open, about to be reopened, or was
