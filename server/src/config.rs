@@ -127,7 +127,7 @@ impl Config {
                 max_duration: serve.keepalive_max_duration,
                 max_streams: usize::try_from(serve.keepalive_max_streams).unwrap_or(usize::MAX),
                 singles: usize::from(database.database_pool_size).div_ceil(4),
-                call: budget,
+                request_timeout: budget,
             },
             database: source,
             store: StoreConfig {

@@ -114,7 +114,7 @@ pub(crate) struct KeepAliveConfig {
     pub(crate) singles: usize,
     /// What a call may take: how long a first renewal, or a locked row, is waited
     /// for at most.
-    pub(crate) call: Duration,
+    pub(crate) request_timeout: Duration,
 }
 
 /// A cheap handle on the schedule.

@@ -307,7 +307,7 @@ impl Schedule {
         let (store, ask) = (self.store.clone(), stream.keep.renew.clone());
         // Others want the place, and a drain waits for it; a renewal that lands
         // after the stream's end would prolong the bound.
-        let longest = Instant::now() + self.config.call;
+        let longest = Instant::now() + self.config.request_timeout;
         let deadline = [Some(stream.trusted_until), stream.ends_at]
             .into_iter()
             .flatten()

@@ -41,7 +41,7 @@ impl Stream {
         let first = bounds
             .into_iter()
             .flatten()
-            .fold(config.call, Duration::min);
+            .fold(config.request_timeout, Duration::min);
         Self {
             keep,
             out,
@@ -174,7 +174,7 @@ mod tests {
             max_duration: TTL,
             max_streams: 1,
             singles: 1,
-            call: TTL,
+            request_timeout: TTL,
         };
         let keep = Keep {
             renew: renew.clone(),

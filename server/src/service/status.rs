@@ -57,7 +57,7 @@ const DRAINING: Answer = Answer {
 };
 const REOPEN: Answer = Answer {
     code: Code::Unavailable,
-    reason: "REOPEN",
+    reason: reason::REOPEN,
     message: "the stream's time is over, open the next one",
     retry: SOON,
 };
