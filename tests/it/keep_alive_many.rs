@@ -281,33 +281,42 @@ async fn there_are_no_more_streams_than_the_server_allows() {
         .ready()
         .await;
     let mut client = server.client().await;
-    let mut streams = open_many(&mut client, &database, "stream", 3, LONG).await;
-    let lock = granted(&mut client, "one more", "a", LONG).await;
-    let asks = || request_for(&lock, LONG);
-    let refused = Stream::try_open(&mut client, asks()).await;
-    let status = expect_error(refused, Code::ResourceExhausted, "OVERLOADED");
-    expect_retryable(&status);
-    expect_resource(&status, "one more");
+    // Often renewed, so that a stream soon hears that its lease is over.
+    let second = Duration::from_secs(1);
+    let mut streams = open_many(&mut client, &database, "stream", 2, second * 3).await;
+    let lock = granted(&mut client, "lost", "a", second).await;
+    let mut lost = Stream::open(&mut client, request_for(&lock, LONG)).await;
+    lost.next().await;
+
+    let one_more = granted(&mut client, "one more", "a", LONG).await;
+    let open = async || {
+        let asks = request_for(&one_more, LONG);
+        Stream::try_open(&mut client.clone(), asks).await
+    };
+    let expect_refused = async || {
+        let status = expect_error(open().await, Code::ResourceExhausted, "OVERLOADED");
+        expect_retryable(&status);
+        expect_resource(&status, "one more");
+    };
+    let opened = async || {
+        let room = within(second * 2, "there is room", async || open().await.ok());
+        room.await
+    };
+    expect_refused().await;
     // Calls are not counted.
-    get(&mut client, "one more").await.unwrap();
+    get(&mut client.clone(), "one more").await.unwrap();
 
     // One that is dropped makes room, and so does one whose lease is over.
-    for way in ["dropped", "lost"] {
-        let mut ended = streams.remove(0);
-        if way == "lost" {
-            let name = ended.next().await.lock;
-            release(&mut client, &name.resource, "a", name.fencing_token)
-                .await
-                .unwrap();
-            ended.end().await;
-        }
-        drop(ended);
-        let room = within(Duration::from_secs(2), "there is room", async || {
-            Stream::try_open(&mut client, asks()).await.ok()
-        });
-        streams.push(room.await);
-        Stream::try_open(&mut client, asks()).await.unwrap_err();
-    }
+    drop(streams.remove(0));
+    streams.push(opened().await);
+    expect_refused().await;
+    release(&mut client.clone(), "lost", "a", lock.fencing_token)
+        .await
+        .unwrap();
+    lost.expect_end(Code::NotFound, "LOCK_NOT_FOUND").await;
+    drop(lost);
+    streams.push(opened().await);
+    expect_refused().await;
     for stream in &mut streams {
         stream.next().await;
     }
