@@ -19,7 +19,7 @@
 //! One failed attempt is not a loss: renewals are tried again until shortly
 //! before the lease's own deadline. What that is, the first renewal has to tell:
 //! it is tried for the time of a call, and no longer than the TTL and the
-//! `max_duration` that were asked for.
+//! `max_duration` that were asked for, or than any stream may renew.
 //!
 //! # Proof of life
 //!

@@ -36,12 +36,10 @@ impl Stream {
     pub(super) fn new(keep: Keep, out: watch::Sender<State>, config: &KeepAliveConfig) -> Self {
         let now = Instant::now();
         // What is left of the lease is not known yet. Who sets a TTL hears within
-        // it; nor is anything renewed past the stream's own time.
+        // it; nor is anything renewed past the stream's own time, whoever set it.
         let bounds = [keep.renew.ttl.map(Ttl::as_duration), keep.max_duration];
-        let first = bounds
-            .into_iter()
-            .flatten()
-            .fold(config.request_timeout, Duration::min);
+        let most = config.request_timeout.min(config.max_duration);
+        let first = bounds.into_iter().flatten().fold(most, Duration::min);
         Self {
             keep,
             out,

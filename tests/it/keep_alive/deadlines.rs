@@ -83,19 +83,26 @@ async fn the_servers_limit_for_calls_does_not_cut_a_stream() {
 async fn the_first_word_comes_within_the_ttl_that_is_asked_for() {
     let (mut client, name) = (client().await, fresh("first"));
     let lock = granted(&mut client, &name, "a", LONG).await;
-    let row = RowLock::hold(&shared().await.database.url(), &name).await;
+    let url = shared().await.database.url();
+    let row = RowLock::hold(&url, &name).await;
     let second = Duration::from_secs(1);
+    let strict = Server::builder(&url)
+        .flag("--keepalive-max-duration", "1s")
+        .ready()
+        .await;
     let budget = Duration::from_secs(5);
     let with_ttl = |ttl, max_duration| KeepAliveRequest {
         ttl,
         ..request_for(&lock, max_duration)
     };
-    for (asks, limit) in [
-        (with_ttl(Some(seconds(1)), LONG), second),
-        (with_ttl(Some(seconds(60)), LONG), budget),
-        (with_ttl(None, LONG), budget),
-        // Nor is anything renewed once the stream's own time is over.
-        (with_ttl(None, second), second),
+    for (mut client, asks, limit) in [
+        (client.clone(), with_ttl(Some(seconds(1)), LONG), second),
+        (client.clone(), with_ttl(Some(seconds(60)), LONG), budget),
+        (client.clone(), with_ttl(None, LONG), budget),
+        // Nor is anything renewed once the stream's own time is over, whoever
+        // set it.
+        (client.clone(), with_ttl(None, second), second),
+        (strict.client().await, with_ttl(None, LONG), second),
     ] {
         let opened = Instant::now();
         let mut stream = Stream::open(&mut client, asks.clone()).await;
