@@ -182,10 +182,14 @@ impl Schedule {
         }
     }
 
+    /// The stream of an attempt, unless that has been overtaken by a newer one.
+    fn latest(&self, attempt: Attempt) -> Option<&Stream> {
+        let stream = self.streams.get(&attempt.id)?;
+        (stream.attempt == attempt.number).then_some(stream)
+    }
+
     fn is_latest(&self, attempt: Attempt) -> bool {
-        self.streams
-            .get(&attempt.id)
-            .is_some_and(|stream| stream.attempt == attempt.number)
+        self.latest(attempt).is_some()
     }
 
     /// Sends the most urgent of what is due as one statement, unless one is
@@ -293,25 +297,19 @@ impl Schedule {
 
     /// Waits for a locked row where the wait delays nobody else.
     fn renew_singly(&mut self, attempt: Attempt) {
-        let Some(stream) = self.streams.get(&attempt.id) else {
+        // Else a newer attempt is under way, or waits already.
+        let Some(stream) = self.latest(attempt) else {
             return;
         };
-        // A newer attempt is under way, or waits already.
-        if stream.attempt != attempt.number {
-            return;
-        }
         if self.singles.len() >= self.config.singles {
             self.try_again(attempt);
             return;
         }
         let (store, ask) = (self.store.clone(), stream.keep.renew.clone());
-        // Others want the place, and a drain waits for it; a renewal that lands
-        // after the stream's end would prolong the bound.
+        // Others want the place, and a drain waits for it. None is begun after
+        // the stream's end: it would prolong the time that a lock stays blocked.
         let longest = Instant::now() + self.config.request_timeout;
-        let deadline = [Some(stream.trusted_until), stream.ends_at]
-            .into_iter()
-            .flatten()
-            .fold(longest, Instant::min);
+        let deadline = stream.ends_by().min(longest);
         self.singles
             .spawn(async move { (attempt, store.renew_locked(ask, deadline).await) });
     }

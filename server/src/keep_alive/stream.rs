@@ -51,12 +51,18 @@ impl Stream {
         }
     }
 
-    /// When this stream next needs a look.
-    pub(super) fn next_event(&self) -> Instant {
-        [self.due, self.ends_at, self.keep.caller_deadline]
+    /// When the stream ends at the latest, as far as is known.
+    pub(super) fn ends_by(&self) -> Instant {
+        [self.ends_at, self.keep.caller_deadline]
             .into_iter()
             .flatten()
             .fold(self.trusted_until, Instant::min)
+    }
+
+    /// When this stream next needs a look.
+    pub(super) fn next_event(&self) -> Instant {
+        let end = self.ends_by();
+        self.due.map_or(end, |due| due.min(end))
     }
 
     /// Whether, and how, the stream ends by the clock.

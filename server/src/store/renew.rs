@@ -59,8 +59,8 @@ impl Store {
     }
 
     /// Renews a lease whose row somebody else has locked. Nothing is sent after
-    /// `deadline`, but the answer comes when the statement has ended: whoever
-    /// counts these waits counts the connections that they keep.
+    /// `deadline`, but the answer comes when the statement has ended, or is
+    /// overdue: whoever counts these waits counts the connections that they keep.
     pub(crate) async fn renew_locked(
         &self,
         ask: Renew,

@@ -62,6 +62,25 @@ async fn a_deadline_in_the_far_future_is_no_trouble() {
     }
 }
 
+/// A renewal that waits for a row ends its wait, and does not begin another one.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_renewed_long_after_the_callers_deadline() {
+    let (mut client, name) = (client().await, fresh("long-after"));
+    let lock = granted(&mut client, &name, "a", LONG).await;
+    let row = RowLock::hold(&shared().await.database.url(), &name).await;
+    let mut timed = Request::new(request_for(&lock, LONG));
+    timed
+        .metadata_mut()
+        .insert("grpc-timeout", "1S".parse().unwrap());
+    let mut stream = Stream::try_open(&mut client, timed).await.unwrap();
+    row.wait_for_waiters(1).await;
+    stream.expect_end(Code::DeadlineExceeded, "DEADLINE").await;
+    // Longer than the database waits for a row.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(row.waiters().await, 0);
+    row.rollback().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_servers_limit_for_calls_does_not_cut_a_stream() {
     let database = fresh_database().await;
