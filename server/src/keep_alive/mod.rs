@@ -112,8 +112,7 @@ pub(crate) struct KeepAliveConfig {
     /// How many rows that others have locked are waited for at a time. Each
     /// keeps a connection of the calls.
     pub(crate) singles: usize,
-    /// What a call may take: how long a first renewal, or a locked row, is waited
-    /// for at most.
+    /// What a call may take: how long a first renewal is tried for at most.
     pub(crate) request_timeout: Duration,
 }
 

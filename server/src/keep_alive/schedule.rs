@@ -295,7 +295,8 @@ impl Schedule {
         }
     }
 
-    /// Waits for a locked row where the wait delays nobody else.
+    /// Waits for a locked row where the wait delays nobody else: once, since
+    /// others want the place and a drain waits for it.
     fn renew_singly(&mut self, attempt: Attempt) {
         // Else a newer attempt is under way, or waits already.
         let Some(stream) = self.latest(attempt) else {
@@ -306,10 +307,9 @@ impl Schedule {
             return;
         }
         let (store, ask) = (self.store.clone(), stream.keep.renew.clone());
-        // Others want the place, and a drain waits for it. None is begun after
-        // the stream's end: it would prolong the time that a lock stays blocked.
-        let longest = Instant::now() + self.config.request_timeout;
-        let deadline = stream.ends_by().min(longest);
+        // None is begun after the stream's end: it would prolong the time that a
+        // lock stays blocked.
+        let deadline = stream.ends_by();
         self.singles
             .spawn(async move { (attempt, store.renew_locked(ask, deadline).await) });
     }

@@ -58,9 +58,10 @@ impl Store {
         .await
     }
 
-    /// Renews a lease whose row somebody else has locked. Nothing is sent after
-    /// `deadline`, but the answer comes when the statement has ended, or is
-    /// overdue: whoever counts these waits counts the connections that they keep.
+    /// Renews a lease whose row somebody else has locked, by one statement that
+    /// waits for it. Nothing is sent after `deadline`, but the answer comes when
+    /// the statement has ended, or is overdue: whoever counts these waits counts
+    /// the connections that they keep.
     pub(crate) async fn renew_locked(
         &self,
         ask: Renew,
@@ -69,7 +70,8 @@ impl Store {
         let (inner, name) = (Arc::clone(&self.0), ask.resource.clone());
         let ended = deadline + self.0.config.limits.patience();
         self.detach(&name, ended, Abandoned::Skip, async move {
-            inner.renew(&ask, deadline).await
+            let verdict = inner.renew_once(&ask, deadline).await;
+            verdict.unwrap_or_else(|failure| Err(Outage::from(failure).into()))
         })
         .await
     }
@@ -117,13 +119,8 @@ impl Inner {
         let mut tries = 0;
         loop {
             tries += 1;
-            let asks = std::slice::from_ref(ask);
-            match self.send_renew(&self.pool, asks, false, deadline).await {
-                Ok(renewals) => match renewals.into_iter().next() {
-                    Some(Renewal::Renewed(renewed)) => return Ok(renewed),
-                    Some(Renewal::Failed(error)) => return Err(error),
-                    Some(Renewal::Locked) | None => return Err(super::unknown_outcome().into()),
-                },
+            match self.renew_once(ask, deadline).await {
+                Ok(verdict) => return verdict,
                 Err(failure @ Failure::Conflict(_)) => {
                     if !rest_before_retry(self, &failure, tries, deadline).await {
                         return Err(Outage::from(failure).into());
@@ -132,6 +129,21 @@ impl Inner {
                 Err(failure) => return Err(Outage::from(failure).into()),
             }
         }
+    }
+
+    /// One statement for one lease, which waits for its row.
+    async fn renew_once(
+        &self,
+        ask: &Renew,
+        deadline: Instant,
+    ) -> Result<Result<Renewed, RenewError>, Failure> {
+        let asks = std::slice::from_ref(ask);
+        let renewals = self.send_renew(&self.pool, asks, false, deadline).await?;
+        Ok(match renewals.into_iter().next() {
+            Some(Renewal::Renewed(renewed)) => Ok(renewed),
+            Some(Renewal::Failed(error)) => Err(error),
+            Some(Renewal::Locked) | None => Err(super::unknown_outcome().into()),
+        })
     }
 
     async fn send_renew(
