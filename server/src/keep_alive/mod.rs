@@ -41,6 +41,8 @@
 
 mod batches;
 mod schedule;
+#[cfg(test)]
+mod stage;
 mod stream;
 
 use std::{

@@ -90,10 +90,14 @@ impl Stream {
         let Renewed { lease, slack } = renewed;
         let now = Instant::now();
         let trusted_until = now + trusted_for(&lease);
-        // A late answer takes nothing back, unless what it meets is a guess.
-        if latest || self.ends_at.is_none() || trusted_until > self.trusted_until {
-            self.trusted_until = trusted_until;
+        // The latest answer wins: a failover may have left less of the lease than
+        // an earlier one said. A late answer takes nothing back, unless what it
+        // meets is a guess.
+        let counts = latest || self.ends_at.is_none() || trusted_until > self.trusted_until;
+        if !counts {
+            return;
         }
+        self.trusted_until = trusted_until;
         let ends_at = *self.ends_at.get_or_insert_with(|| {
             let asked = self
                 .keep
@@ -104,18 +108,11 @@ impl Stream {
         if latest {
             self.due = Some((sent + interval(lease.ttl)).max(now));
         }
-        let is_news = latest
-            || match &*self.out.borrow() {
-                State::Renewed(last) => lease.expires_at > last.lease.expires_at,
-                State::Opening | State::Ended(_) => true,
-            };
-        if is_news {
-            self.out.send_replace(State::Renewed(Arc::new(Kept {
-                lease,
-                slack,
-                ends_at,
-            })));
-        }
+        self.out.send_replace(State::Renewed(Arc::new(Kept {
+            lease,
+            slack,
+            ends_at,
+        })));
     }
 }
 
@@ -137,21 +134,30 @@ fn interval(ttl: Duration) -> Duration {
 mod tests {
     use std::time::{Duration, SystemTime};
 
-    use tokio::sync::watch;
+    use tokio::{sync::watch, time::Instant};
 
     use super::Stream;
     use crate::{
         clock::Moment,
-        keep_alive::{Keep, KeepAliveConfig, State},
-        lock::{FencingToken, Labels, Lease, Owner, Resource},
-        store::{Renew, Renewed},
+        keep_alive::{
+            State,
+            stage::{CONFIG, keep},
+        },
+        lock::{Labels, Lease},
+        store::Renewed,
     };
 
     const TTL: Duration = Duration::from_secs(10);
 
-    /// As renewed this long ago.
-    fn renewed(ask: &Renew, ago: Duration) -> Renewed {
-        let left = TTL - ago;
+    fn stream() -> (Stream, watch::Receiver<State>) {
+        let (out, told) = watch::channel(State::Opening);
+        (Stream::new(keep(), out, &CONFIG), told)
+    }
+
+    /// An answer that leaves this much of the lease.
+    fn answer(stream: &mut Stream, left: u64, latest: bool) {
+        let left = Duration::from_secs(left);
+        let ask = &stream.keep.renew;
         let lease = Lease {
             resource: ask.resource.clone(),
             owner: ask.owner.clone(),
@@ -162,45 +168,59 @@ mod tests {
             ttl: TTL,
             labels: Labels::default(),
         };
-        Renewed { lease, slack: left }
+        let sent = stream.opened;
+        stream.renewed(Renewed { lease, slack: left }, sent, latest, &CONFIG);
+    }
+
+    fn expires_at(told: &watch::Receiver<State>) -> SystemTime {
+        match &*told.borrow() {
+            State::Renewed(kept) => kept.lease.expires_at,
+            other => panic!("{other:?}"),
+        }
     }
 
     /// A renewal was sent again elsewhere, and the first answer comes last.
     #[test]
     fn a_late_answer_takes_nothing_back() {
-        let renew = Renew {
-            resource: Resource::new("r".to_owned()).unwrap(),
-            owner: Owner::stored("o".to_owned()),
-            token: FencingToken::stored(1),
-            ttl: None,
-        };
-        let config = KeepAliveConfig {
-            max_duration: TTL,
-            max_streams: 1,
-            singles: 1,
-            request_timeout: TTL,
-        };
-        let keep = Keep {
-            renew: renew.clone(),
-            max_duration: None,
-            caller_deadline: None,
-        };
-        let (out, told) = watch::channel(State::Opening);
-        let mut stream = Stream::new(keep, out, &config);
-        let expires_at = || match &*told.borrow() {
-            State::Renewed(kept) => kept.lease.expires_at,
-            other => panic!("{other:?}"),
-        };
-        let sent = stream.opened;
-        let ago = Duration::from_secs;
-        stream.renewed(renewed(&renew, ago(1)), sent, true, &config);
-        let (ends, trusted) = (expires_at(), stream.trusted_until);
-        stream.renewed(renewed(&renew, ago(2)), sent, false, &config);
-        assert_eq!(expires_at(), ends);
+        let (mut stream, told) = stream();
+        answer(&mut stream, 9, true);
+        let (ends, trusted) = (expires_at(&told), stream.trusted_until);
+        answer(&mut stream, 8, false);
+        assert_eq!(expires_at(&told), ends);
         assert_eq!(stream.trusted_until, trusted);
         // One that brings something is passed on, however late.
-        stream.renewed(renewed(&renew, ago(0)), sent, false, &config);
-        assert!(expires_at() > ends);
+        answer(&mut stream, 10, false);
+        assert!(expires_at(&told) > ends);
         assert!(stream.trusted_until > trusted);
+    }
+
+    /// The one that answered first may have been a primary that is none now,
+    /// and its renewal forgotten: what the latest says is what there is.
+    #[test]
+    fn the_latest_answer_counts_though_it_brings_less() {
+        let (mut stream, told) = stream();
+        answer(&mut stream, 9, false);
+        let (ends, trusted) = (expires_at(&told), stream.trusted_until);
+        answer(&mut stream, 8, true);
+        assert!(expires_at(&told) < ends);
+        assert!(stream.trusted_until < trusted);
+    }
+
+    #[test]
+    fn whatever_ends_a_stream_first_is_its_end() {
+        let (mut stream, _told) = stream();
+        assert_eq!(stream.ends_by(), stream.trusted_until);
+        let sooner = |than: Instant| than - Duration::from_secs(1);
+        let end = sooner(stream.trusted_until);
+        stream.ends_at = Some(end);
+        assert_eq!(stream.ends_by(), end);
+        let deadline = sooner(end);
+        stream.keep.caller_deadline = Some(deadline);
+        assert_eq!(stream.ends_by(), deadline);
+        assert_eq!(stream.next_event(), deadline);
+        // Due is no end.
+        stream.due = Some(sooner(deadline));
+        assert_eq!(stream.ends_by(), deadline);
+        assert_eq!(stream.next_event(), sooner(deadline));
     }
 }
