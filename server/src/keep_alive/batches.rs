@@ -6,7 +6,10 @@
 
 use std::collections::HashMap;
 
-use tokio::{task::JoinSet, time::Instant};
+use tokio::{
+    task::{self, JoinSet},
+    time::Instant,
+};
 
 use super::Id;
 use crate::{
@@ -24,25 +27,23 @@ pub(super) struct Attempt {
     pub(super) number: u64,
 }
 
-/// What came of a batch.
-pub(super) struct Answer {
+/// One statement.
+pub(super) struct Batch {
     pub(super) attempts: Vec<Attempt>,
     pub(super) sent: Instant,
     /// Whether another batch was overdue when this one was sent.
     pub(super) elsewhere: bool,
-    pub(super) result: Result<Vec<Renewal>, Outage>,
 }
 
-/// A statement that has come to an end: its number, and what it is in [`Answer`].
-type Done = (u64, Instant, bool, Result<Vec<Renewal>, Outage>);
+/// What came of it: an entry for each attempt, in order.
+pub(super) type Answer = Result<Vec<Renewal>, Outage>;
 
 #[derive(Default)]
 pub(super) struct Batches {
-    tasks: JoinSet<Done>,
-    under_way: HashMap<u64, Vec<Attempt>>,
+    tasks: JoinSet<Answer>,
+    under_way: HashMap<task::Id, Batch>,
     /// The newest one, and when it is overdue; none when it is already.
-    newest: Option<(u64, Instant)>,
-    next: u64,
+    newest: Option<(task::Id, Instant)>,
 }
 
 impl Batches {
@@ -58,33 +59,27 @@ impl Batches {
         asks: Vec<Renew>,
         overdue_at: Instant,
     ) {
-        let (store, number, elsewhere) = (store.clone(), self.next, !self.tasks.is_empty());
-        self.next += 1;
-        self.under_way.insert(number, attempts);
-        self.newest = Some((number, overdue_at));
-        self.tasks.spawn(async move {
-            let sent = Instant::now();
-            let result = store.renew_all(&asks, elsewhere).await;
-            (number, sent, elsewhere, result)
-        });
+        let (store, elsewhere) = (store.clone(), !self.tasks.is_empty());
+        let batch = Batch {
+            attempts,
+            sent: Instant::now(),
+            elsewhere,
+        };
+        let renewing = async move { store.renew_all(&asks, elsewhere).await };
+        let id = self.tasks.spawn(renewing).id();
+        self.under_way.insert(id, batch);
+        self.newest = Some((id, overdue_at));
     }
 
-    /// The next answer. None at once when nothing is under way, or a batch has
-    /// ended without one: it is overdue then.
-    pub(super) async fn next(&mut self) -> Option<Answer> {
-        let Ok((number, sent, elsewhere, result)) = self.tasks.join_next().await? else {
-            self.hurry(Instant::now());
-            return None;
+    /// The next answer. None at once when nothing is under way.
+    pub(super) async fn next(&mut self) -> Option<(Batch, Answer)> {
+        let (id, answer) = match self.tasks.join_next_with_id().await? {
+            Ok(answered) => answered,
+            // It panicked, and what became of its leases is unknown.
+            Err(error) => (error.id(), Err(Outage::Internal(Box::new(error)))),
         };
-        if self.newest.is_some_and(|(newest, _)| newest == number) {
-            self.newest = None;
-        }
-        Some(Answer {
-            attempts: self.under_way.remove(&number)?,
-            sent,
-            elsewhere,
-            result,
-        })
+        self.newest.take_if(|(newest, _)| *newest == id);
+        Some((self.under_way.remove(&id)?, answer))
     }
 
     /// Lets the newest one be overdue no later than this.
@@ -101,9 +96,41 @@ impl Batches {
 
     /// What is not waited for any longer.
     pub(super) fn overdue(&mut self, now: Instant) -> Vec<Attempt> {
-        let Some((number, _)) = self.newest.take_if(|(_, overdue_at)| *overdue_at <= now) else {
-            return Vec::new();
-        };
-        self.under_way.get(&number).cloned().unwrap_or_default()
+        let newest = self.newest.take_if(|(_, overdue_at)| *overdue_at <= now);
+        newest
+            .and_then(|(id, _)| self.under_way.get(&id))
+            .map(|batch| batch.attempts.clone())
+            .unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::{runtime::Builder, time::Instant};
+
+    use super::{Attempt, Batches};
+    use crate::{
+        keep_alive::stage::{keep, store},
+        lock::Outage,
+    };
+
+    #[test]
+    fn a_batch_that_panicked_is_answered_and_leaves_nothing() {
+        // Without timers, which every statement needs.
+        let runtime = Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let mut batches = Batches::default();
+            let attempt = Attempt { id: 7, number: 1 };
+            let overdue_at = Instant::now() + Duration::from_secs(1);
+            batches.send(&store(), vec![attempt], vec![keep().renew], overdue_at);
+            let (batch, answer) = batches.next().await.unwrap();
+            assert_eq!(batch.attempts[0].id, 7);
+            assert!(matches!(answer, Err(Outage::Internal(_))), "{answer:?}");
+            assert!(batches.under_way.is_empty());
+            assert!(batches.has_room());
+            assert!(batches.next().await.is_none());
+        });
     }
 }

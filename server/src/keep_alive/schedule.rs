@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     End, Event, Id, KeepAliveConfig, Opened, State,
-    batches::{Answer, Attempt, Batches},
+    batches::{Answer, Attempt, Batch, Batches},
     stream::Stream,
 };
 use crate::{
@@ -65,7 +65,7 @@ pub(super) async fn run(
                 Event::Gone(id) => schedule.close(id, None),
             },
             () = passed(schedule.next_look()) => schedule.look(),
-            Some(answer) = schedule.batches.next() => schedule.batch_answered(answer),
+            Some((batch, answer)) = schedule.batches.next() => schedule.batch_answered(batch, answer),
             Some(Ok((attempt, answer))) = schedule.singles.join_next(), if !schedule.singles.is_empty() => {
                 schedule.answered(attempt, Instant::now(), answer);
             }
@@ -239,14 +239,13 @@ impl Schedule {
         self.batches.send(&self.store, attempts, asks, overdue_at);
     }
 
-    fn batch_answered(&mut self, answer: Answer) {
-        let Answer {
+    fn batch_answered(&mut self, batch: Batch, answer: Answer) {
+        let Batch {
             attempts,
             sent,
             elsewhere,
-            result,
-        } = answer;
-        match result {
+        } = batch;
+        match answer {
             Ok(renewals) => {
                 for (attempt, renewal) in attempts.into_iter().zip(renewals) {
                     match renewal {

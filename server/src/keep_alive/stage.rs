@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{Keep, KeepAliveConfig};
 use crate::{
     lock::{FencingToken, Owner, Resource},
-    store::Renew,
+    store::{Limits, Renew, Store, StoreConfig, SynchronousCommit},
 };
 
 pub(super) const CONFIG: KeepAliveConfig = KeepAliveConfig {
@@ -27,4 +27,19 @@ pub(super) fn keep() -> Keep {
         max_duration: None,
         caller_deadline: None,
     }
+}
+
+/// A store that nobody answers.
+pub(super) fn store() -> Store {
+    let config = StoreConfig {
+        pgbouncer: false,
+        pool_size: 1,
+        max_in_flight: 1,
+        synchronous_commit: SynchronousCommit::On,
+        allow_fsync_off: false,
+        purge_retention: Duration::from_secs(3600),
+        limits: Limits::within(CONFIG.request_timeout),
+    };
+    let url = "postgresql://nobody@127.0.0.1:1/none".parse().unwrap();
+    Store::new(&url, config).unwrap()
 }
