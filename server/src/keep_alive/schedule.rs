@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeSet, HashMap},
     future::pending,
+    iter,
     time::Duration,
 };
 
@@ -46,16 +47,7 @@ pub(super) async fn run(
     mut told: mpsc::Receiver<Event>,
     closing: CancellationToken,
 ) {
-    let mut schedule = Schedule {
-        store,
-        config,
-        streams: HashMap::new(),
-        events: BTreeSet::new(),
-        ready: Vec::new(),
-        rests_until: Instant::now(),
-        batches: Batches::default(),
-        singles: JoinSet::new(),
-    };
+    let mut schedule = Schedule::new(store, config);
     loop {
         schedule.send_batch();
         tokio::select! {
@@ -96,8 +88,9 @@ struct Schedule {
     streams: HashMap<Id, Stream>,
     /// One entry for each stream: its `next_event`.
     events: BTreeSet<(Instant, Id)>,
-    /// Streams whose renewal is due and not under way.
-    ready: Vec<Id>,
+    /// Streams whose renewal is due and not under way, by their `trusted_until`:
+    /// the most urgent first.
+    ready: BTreeSet<(Instant, Id)>,
     /// No batch goes out before: one has just failed.
     rests_until: Instant,
     batches: Batches,
@@ -106,6 +99,19 @@ struct Schedule {
 }
 
 impl Schedule {
+    fn new(store: Store, config: KeepAliveConfig) -> Self {
+        Self {
+            store,
+            config,
+            streams: HashMap::new(),
+            events: BTreeSet::new(),
+            ready: BTreeSet::new(),
+            rests_until: Instant::now(),
+            batches: Batches::default(),
+            singles: JoinSet::new(),
+        }
+    }
+
     fn open(&mut self, Opened { id, keep, out }: Opened) {
         let stream = Stream::new(keep, out, &self.config);
         self.events.insert((stream.next_event(), id));
@@ -113,15 +119,15 @@ impl Schedule {
         self.queue(id);
     }
 
-    /// Runs `change` on a stream and keeps its event in step.
+    /// Runs `change` on a stream and keeps its entries in step.
     fn with(&mut self, id: Id, change: impl FnOnce(&mut Stream)) {
         if let Some(stream) = self.streams.get_mut(&id) {
-            let before = stream.next_event();
+            let (event, trusted_until) = (stream.next_event(), stream.trusted_until);
             change(stream);
-            let after = stream.next_event();
-            if before != after {
-                self.events.remove(&(before, id));
-                self.events.insert((after, id));
+            self.events.remove(&(event, id));
+            self.events.insert((stream.next_event(), id));
+            if self.ready.remove(&(trusted_until, id)) {
+                self.ready.insert((stream.trusted_until, id));
             }
         }
     }
@@ -129,6 +135,7 @@ impl Schedule {
     fn close(&mut self, id: Id, end: Option<End>) {
         if let Some(stream) = self.streams.remove(&id) {
             self.events.remove(&(stream.next_event(), id));
+            self.ready.remove(&(stream.trusted_until, id));
             if let Some(end) = end {
                 stream.out.send_replace(State::Ended(end));
             }
@@ -178,7 +185,7 @@ impl Schedule {
     fn queue(&mut self, id: Id) {
         if let Some(stream) = self.streams.get_mut(&id) {
             stream.attempt += 1;
-            self.ready.push(id);
+            self.ready.insert((stream.trusted_until, id));
         }
     }
 
@@ -196,46 +203,30 @@ impl Schedule {
     /// under way that may still be answered in time.
     fn send_batch(&mut self) {
         let now = Instant::now();
-        if self.ready.is_empty() || now < self.rests_until {
-            return;
-        }
-        if !self.batches.has_room() {
-            // Whoever waits may have less time left than those who went.
-            let most_urgent = self
-                .ready
-                .iter()
-                .filter_map(|id| Some(self.streams.get(id)?.trusted_until))
-                .min();
-            if let Some(until) = most_urgent {
-                self.batches.hurry(now + patience(until, now));
-            }
-            return;
-        }
-        let streams = &self.streams;
-        self.ready.retain(|id| {
-            streams
-                .get(id)
-                .is_some_and(|stream| !stream.out.is_closed())
-        });
-        self.ready
-            .sort_by_key(|id| streams.get(id).map(|stream| stream.trusted_until));
-        let most = self.ready.len().min(BATCH);
-        let batch: Vec<_> = self
-            .ready
-            .drain(..most)
-            .filter_map(|id| Some((id, streams.get(&id)?)))
-            .collect();
-        let Some((_, first)) = batch.first() else {
+        let Some(&(trusted_until, _)) = self.ready.first() else {
             return;
         };
-        let overdue_at = now + patience(first.trusted_until, now);
-        let (attempts, asks) = batch
-            .into_iter()
-            .map(|(id, stream)| {
+        if now < self.rests_until {
+            return;
+        }
+        let overdue_at = now + patience(trusted_until, now);
+        if !self.batches.has_room() {
+            // Whoever waits may have less time left than those who went.
+            self.batches.hurry(overdue_at);
+            return;
+        }
+        let (attempts, asks): (Vec<_>, Vec<_>) = iter::from_fn(|| self.ready.pop_first())
+            .filter_map(|(_, id)| {
+                let stream = self.streams.get(&id)?;
                 let number = stream.attempt;
-                (Attempt { id, number }, stream.keep.renew.clone())
+                let ask = || (Attempt { id, number }, stream.keep.renew.clone());
+                (!stream.out.is_closed()).then(ask)
             })
+            .take(BATCH)
             .unzip();
+        if attempts.is_empty() {
+            return;
+        }
         self.batches.send(&self.store, attempts, asks, overdue_at);
     }
 
@@ -311,5 +302,60 @@ impl Schedule {
         let deadline = stream.ends_by();
         self.singles
             .spawn(async move { (attempt, store.renew_locked(ask, deadline).await) });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::{sync::watch, time::Instant};
+
+    use super::{Id, Opened, Schedule, State};
+    use crate::keep_alive::stage::{CONFIG, keep, store};
+
+    /// A stream that is to hear something within so many seconds.
+    fn open(schedule: &mut Schedule, id: Id, seconds: u64) -> watch::Receiver<State> {
+        let (out, told) = watch::channel(State::Opening);
+        let mut keep = keep();
+        keep.max_duration = Some(Duration::from_secs(seconds));
+        schedule.open(Opened { id, keep, out });
+        told
+    }
+
+    #[tokio::test]
+    async fn the_most_urgent_comes_first_whatever_becomes_of_it() {
+        let mut schedule = Schedule::new(store(), CONFIG);
+        let waiting = |schedule: &Schedule| -> Vec<Id> {
+            let ready = schedule.ready.iter();
+            ready.map(|(_, id)| *id).collect()
+        };
+        let _told = [(1, 3), (2, 1), (3, 2)].map(|(id, left)| open(&mut schedule, id, left));
+        assert_eq!(waiting(&schedule), [2, 3, 1]);
+        // A late answer brings something.
+        schedule.with(2, |stream| stream.trusted_until += Duration::from_secs(5));
+        assert_eq!(waiting(&schedule), [3, 1, 2]);
+        schedule.close(1, None);
+        assert_eq!(waiting(&schedule), [3, 2]);
+        schedule.close(2, None);
+        schedule.close(3, None);
+        assert!(schedule.ready.is_empty() && schedule.events.is_empty());
+    }
+
+    /// One task serves all streams, so what it does for one must not take
+    /// longer the more of them wait.
+    #[tokio::test]
+    async fn a_crowd_that_waits_delays_no_event() {
+        const CROWD: u64 = 20_000;
+        let mut schedule = Schedule::new(store(), CONFIG);
+        let began = Instant::now();
+        let mut told = Vec::new();
+        for id in 0..CROWD {
+            told.push(open(&mut schedule, id, 5));
+            // The first one goes, and its answer does not come.
+            schedule.send_batch();
+        }
+        let took = began.elapsed();
+        assert!(took < Duration::from_secs(2), "{took:?}");
     }
 }
