@@ -336,6 +336,15 @@ pub(crate) fn leaps(server: &Server) -> usize {
     server.logs().iter().filter(leapt).count()
 }
 
+/// Expects so many leaps of these together. The log comes a moment after the
+/// answer.
+pub(crate) async fn expect_leaps(servers: &[&Server], expected: usize) {
+    let count = || servers.iter().map(|server| leaps(server)).sum::<usize>();
+    let enough = async || (count() >= expected).then_some(());
+    eventually("a leap in the log", enough).await;
+    assert_eq!(count(), expected);
+}
+
 /// The URL of the database `postgres` behind a proxy.
 pub(crate) fn url_behind(proxy: &fencepost_support::proxy::Proxy) -> String {
     Postgres::url_via(proxy.address(), "postgres")
