@@ -1,6 +1,6 @@
 //! Get, row by row of the contract's first table.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use fencepost_support::{
     calls::{expect_error, expect_final, expect_resource, get, granted, span},
@@ -69,9 +69,9 @@ async fn remaining_is_never_more_than_what_is_left() {
         let Ok(lock) = get(&mut client, &name).await else {
             break;
         };
-        // `span` refuses what is negative.
+        // `span` refuses what is negative. Nothing is left where the lease ended
+        // after the look, on the answer's way out.
         latest = span(lock.remaining);
-        assert!(latest > Duration::ZERO, "live with nothing left");
         let left = end.saturating_duration_since(asked);
         assert!(latest <= left, "{latest:?} of {left:?}");
     }
