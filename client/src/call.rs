@@ -40,8 +40,18 @@ const STREAMS_WINDOW: u32 = 16 * 1024 * 1024;
 #[derive(Debug)]
 pub(crate) struct Answer<T> {
     pub(crate) message: T,
-    /// Since just before the request was sent.
-    pub(crate) elapsed: Duration,
+    /// Just before the request was sent.
+    pub(crate) sent: Moment,
+}
+
+/// A stream that a server has taken.
+#[derive(Debug)]
+pub(crate) struct Opened<T> {
+    pub(crate) messages: Streaming<T>,
+    /// Just before it was asked for.
+    pub(crate) asked: Moment,
+    /// Which of the servers it was.
+    pub(crate) server: usize,
 }
 
 /// A failure of the whole call.
@@ -66,8 +76,7 @@ pub(crate) struct Servers {
     /// kill the connection they are on.
     streams: Vec<Channel>,
     preferred: AtomicUsize,
-    /// Where the next stream is opened.
-    next_stream: AtomicUsize,
+    preferred_for_streams: AtomicUsize,
 }
 
 impl Servers {
@@ -83,7 +92,7 @@ impl Servers {
             channels: endpoints.iter().map(Endpoint::connect_lazy).collect(),
             streams: endpoints.iter().map(for_streams).collect(),
             preferred: AtomicUsize::new(0),
-            next_stream: AtomicUsize::new(0),
+            preferred_for_streams: AtomicUsize::new(0),
         }
     }
 
@@ -94,11 +103,9 @@ impl Servers {
         budget: Duration,
         message: Q,
         method: impl AsyncFn(Stub, Request<Q>) -> Result<Response<Streaming<A>>, Status>,
-    ) -> Result<(Streaming<A>, Moment), Error> {
+    ) -> Result<Opened<A>, Error> {
         let deadline = Instant::now() + budget;
-        // Each stream begins at the next one: the server of the last may have
-        // taken it, and not be able to renew.
-        let first = self.next_stream.fetch_add(1, Ordering::Relaxed);
+        let first = self.preferred_for_streams.load(Ordering::Relaxed);
         let mut last = Error::TimedOut;
         for attempt in 0..self.channels.len() {
             let index = (first + attempt) % self.channels.len();
@@ -106,15 +113,35 @@ impl Servers {
             let asked = Moment::now();
             let stub = Stub::new(self.streams[index].clone());
             match timeout(limit, method(stub, Request::new(message.clone()))).await {
-                Ok(Ok(response)) => return Ok((response.into_inner(), asked)),
+                Ok(Ok(response)) => {
+                    return Ok(Opened {
+                        messages: response.into_inner(),
+                        asked,
+                        server: index,
+                    });
+                }
                 Ok(Err(status)) => last = decode(&status),
                 Err(_elapsed) => last = Error::TimedOut,
             }
+            self.stream_failed(index);
             if !last.is_transient() {
                 break;
             }
         }
         Err(last)
+    }
+
+    /// The next stream begins elsewhere: a server may take one, and not be able
+    /// to renew.
+    pub(crate) fn stream_failed(&self, server: usize) {
+        let next = (server + 1) % self.streams.len();
+        // Unless another stream has said so before.
+        let _: Result<usize, usize> = self.preferred_for_streams.compare_exchange(
+            server,
+            next,
+            Ordering::Relaxed,
+            Ordering::Relaxed,
+        );
     }
 
     /// Calls `method` with `message` until it is answered, fails for good, or
@@ -145,7 +172,7 @@ impl Servers {
                     self.preferred.store(index, Ordering::Relaxed);
                     return Ok(Answer {
                         message: response.into_inner(),
-                        elapsed: sent.elapsed(),
+                        sent,
                     });
                 }
                 Ok(Err(status)) => (decode(&status), !never_sent(&status), wish(&status)),

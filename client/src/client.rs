@@ -1,36 +1,113 @@
-//! The calls.
+//! The client, and how it is made.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
-use fencepost_proto::v1;
-use tokio::time::Instant;
-use uuid::Uuid;
+use tokio::sync::watch;
 
 use crate::{
-    Acquisition, EndpointsError, Error, FieldViolation, KeepAlive, KeepAliveOptions, Lock,
-    LostReason, call::Servers, endpoints, lock,
+    AcquireOptions, Calls, EndpointsError, Error, Guard, Lock,
+    acquire::{self, Backoff},
+    call::Servers,
+    endpoints,
+    thread::Thread,
+    wire::Wire,
 };
 
 /// Longer budgets count as this one.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// A connection to one or more replicas of a Fencepost server. Cheap to clone.
+/// A client of one or more replicas of a Fencepost server. Cheap to clone: all
+/// clones, and all their guards, share one thread and two connections.
+///
+/// May be made and used anywhere, also where there is no Tokio runtime.
 #[derive(Debug, Clone)]
 pub struct Client {
-    servers: Arc<Servers>,
-    timeout: Duration,
+    shared: Arc<Shared>,
 }
 
-/// What an acquire may carry besides what it must.
-#[derive(Debug, Clone, Default)]
-pub struct AcquireOptions {
-    /// Shown to whoever is refused: host, pid, build, trace id. Up to 16, 4 KiB
-    /// together.
-    pub labels: BTreeMap<String, String>,
-    /// Names this acquisition, at most 128 bytes; a repeated call with the same
-    /// id gets the same lease. Unset: a new UUID for each call of
-    /// [`Client::acquire`].
-    pub request_id: Option<String>,
+/// What the clones and the guards share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) thread: Thread,
+    pub(crate) wire: Wire,
+    pub(crate) backoff: Backoff,
+    /// How many locks are being given back.
+    pub(crate) releasing: watch::Sender<usize>,
+}
+
+/// Why no client was made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BuildError {
+    /// The servers cannot be named so.
+    #[error(transparent)]
+    Endpoints(#[from] EndpointsError),
+    /// The machine has no room for another thread, or for what it needs.
+    #[error("cannot start the client's thread: {0}")]
+    Thread(#[from] io::Error),
+}
+
+/// Makes a [`Client`].
+#[derive(Debug, Clone)]
+#[must_use]
+pub struct ClientBuilder {
+    endpoints: String,
+    timeout: Duration,
+    connect_timeout: Duration,
+    backoff: Backoff,
+}
+
+impl ClientBuilder {
+    /// How long a call may take, all its attempts together; 5 s unless set, at
+    /// most 24 h.
+    pub fn timeout(self, timeout: Duration) -> Self {
+        let timeout = timeout.min(LONGEST_TIMEOUT);
+        Self { timeout, ..self }
+    }
+
+    /// How long connecting to one server may take before it counts as away;
+    /// 5 s unless set.
+    pub fn connect_timeout(self, connect_timeout: Duration) -> Self {
+        Self {
+            connect_timeout,
+            ..self
+        }
+    }
+
+    /// The pauses of [`acquire_with_retry`](Client::acquire_with_retry): each is
+    /// chosen at random up to a bound ("full jitter"), which is `first` at first
+    /// and doubles from try to try until it is `longest`. 20 ms and 1 s unless
+    /// set.
+    pub fn backoff(self, first: Duration, longest: Duration) -> Self {
+        let backoff = Backoff { first, longest };
+        Self { backoff, ..self }
+    }
+
+    /// Starts the client's thread. Nothing is connected before the first call.
+    ///
+    /// # Errors
+    ///
+    /// When an endpoint is not `http://host:port`, or the machine has no room
+    /// for a thread.
+    pub fn build(self) -> Result<Client, BuildError> {
+        let endpoints = endpoints::parse(&self.endpoints, self.connect_timeout)?;
+        let thread = Thread::start()?;
+        let servers = {
+            let _runtime = thread.handle().enter();
+            Arc::new(Servers::new(&endpoints))
+        };
+        Ok(Client {
+            shared: Arc::new(Shared {
+                thread,
+                wire: Wire {
+                    servers,
+                    timeout: self.timeout,
+                },
+                backoff: self.backoff,
+                releasing: watch::Sender::new(0),
+            }),
+        })
+    }
 }
 
 impl Client {
@@ -38,216 +115,133 @@ impl Client {
     pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 
     /// Names the servers: one or more URLs like `http://127.0.0.1:50051`,
-    /// separated by commas, all of them replicas on the same database. Nothing
-    /// is connected before the first call. Must be called within a Tokio runtime.
-    ///
-    /// # Errors
-    ///
-    /// When one of them is not `http://host:port`.
-    pub fn connect_lazy(endpoints: &str) -> Result<Self, EndpointsError> {
-        Ok(Self {
-            servers: Arc::new(Servers::new(&endpoints::parse(endpoints)?)),
+    /// separated by commas, all of them replicas on the same database. A call
+    /// goes to the one that answered last, and to the others when that fails.
+    pub fn builder(endpoints: impl Into<String>) -> ClientBuilder {
+        ClientBuilder {
+            endpoints: endpoints.into(),
             timeout: Self::DEFAULT_TIMEOUT,
-        })
-    }
-
-    /// The same servers with another time budget for each call, all its
-    /// attempts together. At most 24 h.
-    #[must_use]
-    pub fn with_timeout(self, timeout: Duration) -> Self {
-        Self {
-            timeout: timeout.min(LONGEST_TIMEOUT),
-            ..self
+            connect_timeout: endpoints::CONNECT_LIMIT,
+            backoff: Backoff::DEFAULT,
         }
     }
 
-    /// Takes the lock, or learns who has it. Never waits for the holder.
-    ///
-    /// `owner` must name one holder, never a host or a service: an owner that
-    /// already holds the lock gets a new lease, and its earlier one is dead.
-    /// `ttl` is 500 ms to 24 h unless the server is configured otherwise.
+    /// A client with all the defaults; see [`builder`](Self::builder).
     ///
     /// # Errors
     ///
-    /// [`RequestSpent`](Error::RequestSpent) when the lease of this
-    /// `request_id` is gone, which also happens when an answer was lost and the
-    /// lease expired before the call was repeated; else
-    /// [`Invalid`](Error::Invalid), [`Unavailable`](Error::Unavailable),
-    /// [`TimedOut`](Error::TimedOut), [`Rejected`](Error::Rejected) or
-    /// [`Internal`](Error::Internal).
-    pub async fn acquire(
+    /// As [`ClientBuilder::build`].
+    pub fn connect_lazy(endpoints: impl Into<String>) -> Result<Self, BuildError> {
+        Self::builder(endpoints).build()
+    }
+
+    /// Takes the lock and keeps it, or learns who has it. Never waits for the
+    /// holder.
+    ///
+    /// May be dropped at any time: what it took by then is given back.
+    ///
+    /// # Errors
+    ///
+    /// [`Refused`](Error::Refused) when another owner has it;
+    /// [`Unavailable`](Error::Unavailable) or [`TimedOut`](Error::TimedOut) when
+    /// no server could say so within the time of a call;
+    /// [`Invalid`](Error::Invalid), [`Rejected`](Error::Rejected) or
+    /// [`Internal`](Error::Internal) when repeating does not help; and
+    /// [`RequestSpent`](Error::RequestSpent) when the options name a
+    /// `request_id` whose lease is gone.
+    pub async fn acquire(&self, resource: &str, options: AcquireOptions) -> Result<Guard, Error> {
+        let options = options.wait(Duration::ZERO);
+        acquire::acquire(&self.shared, resource, options).await
+    }
+
+    /// The same, and tries again while another owner has it or no server
+    /// answers, until the [`wait`](field@AcquireOptions::wait) of the options is
+    /// over: not earlier, and not later than a moment after.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Self::acquire): with [`Refused`](Error::Refused),
+    /// [`Unavailable`](Error::Unavailable) and [`TimedOut`](Error::TimedOut)
+    /// only once the time is over.
+    pub async fn acquire_with_retry(
         &self,
         resource: &str,
-        owner: &str,
-        ttl: Duration,
         options: AcquireOptions,
-    ) -> Result<Acquisition, Error> {
-        let request = v1::AcquireRequest {
-            resource: resource.to_owned(),
-            owner: owner.to_owned(),
-            ttl: Some(proto_ttl(ttl)?),
-            labels: options.labels.into_iter().collect(),
-            request_id: options
-                .request_id
-                .unwrap_or_else(|| Uuid::new_v4().to_string()),
-        };
-        let answer = self
-            .servers
-            .call(self.timeout, request, async |mut stub, request| {
-                stub.acquire(request).await
-            })
-            .await?;
-        lock::acquisition(answer.message, answer.elapsed)
+    ) -> Result<Guard, Error> {
+        acquire::acquire(&self.shared, resource, options).await
     }
 
-    /// Makes the lease last for `ttl` from now on, or for its own time to live
-    /// when that is `None`. It never gets shorter.
+    /// Takes the lock as [`acquire_with_retry`](Self::acquire_with_retry) does,
+    /// runs `work`, and gives the lock back once that has ended.
+    ///
+    /// When the lease is lost, `work` is dropped at its next await. What it has
+    /// spawned it must stop itself: [`Guard::lost_token`] is for that. Dropping
+    /// the whole drops `work` first, and then gives the lock back.
+    ///
+    /// ```no_run
+    /// # async fn example(client: fencepost_client::Client) -> Result<(), fencepost_client::Error> {
+    /// use fencepost_client::AcquireOptions;
+    ///
+    /// let rows = client
+    ///     .with_lock("nightly", AcquireOptions::default(), async |guard| {
+    ///         // … write, with guard.fencing_token() …
+    ///         42
+    ///     })
+    ///     .await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`Lost`](Error::Lost) when the lease is over, also when nobody took the
-    /// lock since; else as [`acquire`](Self::acquire).
-    pub async fn renew(
+    /// As [`acquire_with_retry`](Self::acquire_with_retry), and
+    /// [`Lost`](Error::Lost) when the lease was over before `work` was, whose
+    /// outcome is then dropped: it may have overlapped with the next holder's.
+    pub async fn with_lock<T>(
         &self,
         resource: &str,
-        owner: &str,
-        fencing_token: i64,
-        ttl: Option<Duration>,
-    ) -> Result<Lock, Error> {
-        let request = v1::RenewRequest {
-            resource: resource.to_owned(),
-            owner: owner.to_owned(),
-            fencing_token,
-            ttl: ttl.map(proto_ttl).transpose()?,
+        options: AcquireOptions,
+        work: impl AsyncFnOnce(&Guard) -> T,
+    ) -> Result<T, Error> {
+        let guard = self.acquire_with_retry(resource, options).await?;
+        let outcome = tokio::select! {
+            biased;
+            reason = guard.lost() => return Err(Error::Lost { reason }),
+            outcome = work(&guard) => outcome,
         };
-        let answer = self
-            .servers
-            .call(self.timeout, request, async |mut stub, request| {
-                stub.renew(request).await
-            })
-            .await?;
-        lock::lock(answer.message.lock, answer.elapsed)
-    }
-
-    /// Gives the lock back.
-    ///
-    /// # Errors
-    ///
-    /// [`Lost`](Error::Lost) when there was nothing to give back; else as
-    /// [`acquire`](Self::acquire).
-    pub async fn release(
-        &self,
-        resource: &str,
-        owner: &str,
-        fencing_token: i64,
-    ) -> Result<(), Error> {
-        let request = v1::ReleaseRequest {
-            resource: resource.to_owned(),
-            owner: owner.to_owned(),
-            fencing_token,
-        };
-        let outcome = self
-            .servers
-            .call(self.timeout, request, async |mut stub, request| {
-                stub.release(request).await
-            })
-            .await;
-        match outcome {
-            Ok(_) => Ok(()),
-            // Gone after an attempt whose answer was lost: that one did it.
-            Err(failure) if failure.maybe_done_before && is_not_found(&failure.error) => Ok(()),
-            Err(failure) => Err(failure.error),
+        // Work that never awaits is not cancelled.
+        guard.ensure_held()?;
+        if let Err(error) = guard.release().await {
+            tracing::warn!(resource, %error, "the lock was not given back; its lease runs out");
         }
+        Ok(outcome)
     }
 
-    /// Opens a stream that renews the lease until the stream's own time is over.
-    /// It is opened once, at the first server that takes it.
+    /// Looks at the lock: its live lease, or `None` when it is free.
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire). That the lease is over is said by
-    /// [`KeepAlive::next`].
-    pub async fn keep_alive(
-        &self,
-        resource: &str,
-        owner: &str,
-        fencing_token: i64,
-        options: KeepAliveOptions,
-    ) -> Result<KeepAlive, Error> {
-        let request = v1::KeepAliveRequest {
-            resource: resource.to_owned(),
-            owner: owner.to_owned(),
-            fencing_token,
-            ttl: options.ttl.map(proto_ttl).transpose()?,
-            max_duration: options.max_duration.map(proto_ttl).transpose()?,
-        };
-        let begun = Instant::now();
-        let (messages, asked) = self
-            .servers
-            .open(self.timeout, request, async |mut stub, request| {
-                stub.keep_alive(request).await
-            })
-            .await?;
-        Ok(KeepAlive::new(messages, asked, begun + self.timeout))
-    }
-
-    /// Looks at the lock: its live lease, or `None` when it is free. A caller
-    /// that did not acquire a lease does not hold it, whatever token it sees.
-    ///
-    /// # Errors
-    ///
-    /// [`Invalid`](Error::Invalid), [`Unavailable`](Error::Unavailable),
-    /// [`TimedOut`](Error::TimedOut), [`Rejected`](Error::Rejected) or
-    /// [`Internal`](Error::Internal).
+    /// As [`Calls::get`].
     pub async fn get(&self, resource: &str) -> Result<Option<Lock>, Error> {
-        let request = v1::GetRequest {
-            resource: resource.to_owned(),
-        };
-        let outcome = self
-            .servers
-            .call(self.timeout, request, async |mut stub, request| {
-                stub.get(request).await
-            })
-            .await;
-        match outcome {
-            Ok(answer) => lock::lock(answer.message.lock, answer.elapsed).map(Some),
-            Err(failure) if is_not_found(&failure.error) => Ok(None),
-            Err(failure) => Err(failure.error),
+        self.calls().get(resource).await
+    }
+
+    /// The calls of the contract, one to one.
+    #[must_use]
+    pub fn calls(&self) -> Calls {
+        Calls {
+            shared: Arc::clone(&self.shared),
         }
     }
-}
 
-fn is_not_found(error: &Error) -> bool {
-    let reason = LostReason::NotFound;
-    *error == Error::Lost { reason }
-}
-
-/// # Errors
-///
-/// [`Invalid`](Error::Invalid) above 2^63 seconds, which no server takes.
-fn proto_ttl(ttl: Duration) -> Result<prost_types::Duration, Error> {
-    ttl.try_into().map_err(|_| Error::Invalid {
-        violations: vec![FieldViolation {
-            field: "ttl".to_owned(),
-            description: "too long".to_owned(),
-        }],
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Callers spawn these.
-    fn sendable<T: Send>(_: T) {}
-
-    #[tokio::test]
-    async fn calls_can_be_spawned() -> Result<(), EndpointsError> {
-        let client = Client::connect_lazy("http://127.0.0.1:1")?;
-        sendable(client.acquire("r", "o", Duration::ZERO, AcquireOptions::default()));
-        sendable(client.renew("r", "o", 1, None));
-        sendable(client.release("r", "o", 1));
-        sendable(client.get("r"));
-        Ok(())
+    /// Waits until the locks of all guards that were dropped have been given
+    /// back, or have been tried to for the time of a call.
+    ///
+    /// A process that ends takes the client's thread with it. Await this at the
+    /// end of `main`, or [`Guard::release`] each guard.
+    pub async fn released(&self) {
+        let mut releasing = self.shared.releasing.subscribe();
+        // The sender is ours.
+        let _: Result<_, _> = releasing.wait_for(|count| *count == 0).await;
     }
 }

@@ -4,7 +4,7 @@
 //! that came back after an hour of sleep would look fresh; this one asks for
 //! boot time (`clock_gettime(2)`, `CLOCK_BOOTTIME`).
 
-use std::time::Duration;
+use std::{ops::Add, time::Duration};
 
 use rustix::time::{ClockId, clock_gettime};
 
@@ -15,7 +15,7 @@ const CLOCK: ClockId = ClockId::Boottime;
 const CLOCK: ClockId = ClockId::Monotonic;
 
 /// A point on that clock.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Moment(Duration);
 
 impl Moment {
@@ -29,6 +29,23 @@ impl Moment {
     }
 
     pub(crate) fn elapsed(self) -> Duration {
-        Self::now().0.saturating_sub(self.0)
+        Self::now().since(self)
+    }
+
+    /// Zero when `earlier` is later.
+    pub(crate) fn since(self, earlier: Self) -> Duration {
+        self.0.saturating_sub(earlier.0)
+    }
+
+    pub(crate) fn before(self, duration: Duration) -> Self {
+        Self(self.0.saturating_sub(duration))
+    }
+}
+
+impl Add<Duration> for Moment {
+    type Output = Self;
+
+    fn add(self, duration: Duration) -> Self {
+        Self(self.0.saturating_add(duration))
     }
 }

@@ -5,12 +5,12 @@ use std::time::Duration;
 use tonic::transport::{Endpoint, Uri};
 
 /// How long a connection attempt may take before the next server is tried.
-const CONNECT_LIMIT: Duration = Duration::from_secs(5);
-/// An idle or stuck connection is probed this often, so that a server that
-/// vanished without a word is noticed by later calls.
-const PING_INTERVAL: Duration = Duration::from_secs(10);
+pub(crate) const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+/// A connection that is waited for is probed this often, so that one which leads
+/// nowhere any longer is given up well within a usual lease.
+const PING_INTERVAL: Duration = Duration::from_secs(2);
 /// How long such a probe waits for its answer.
-const PING_LIMIT: Duration = Duration::from_secs(5);
+const PING_LIMIT: Duration = Duration::from_secs(2);
 
 /// Why a list of endpoints cannot be used.
 ///
@@ -42,11 +42,16 @@ pub enum EndpointProblem {
 }
 
 /// Each endpoint, in their order. Nothing is connected yet.
-pub(crate) fn parse(endpoints: &str) -> Result<Vec<Endpoint>, EndpointsError> {
+pub(crate) fn parse(
+    endpoints: &str,
+    connect_timeout: Duration,
+) -> Result<Vec<Endpoint>, EndpointsError> {
     let numbered = endpoints.split(',').zip(1..);
     numbered
         .map(|(text, position)| {
-            parse_one(text.trim()).map_err(|problem| EndpointsError { position, problem })
+            parse_one(text.trim())
+                .map(|endpoint| endpoint.connect_timeout(connect_timeout))
+                .map_err(|problem| EndpointsError { position, problem })
         })
         .collect()
 }
@@ -68,7 +73,6 @@ fn parse_one(text: &str) -> Result<Endpoint, EndpointProblem> {
         return Err(EndpointProblem::NotAUrl);
     }
     Ok(Endpoint::from(uri)
-        .connect_timeout(CONNECT_LIMIT)
         .http2_keep_alive_interval(PING_INTERVAL)
         .keep_alive_timeout(PING_LIMIT))
 }
@@ -79,7 +83,7 @@ mod tests {
 
     #[tokio::test]
     async fn lists() {
-        let count = |text| parse(text).map(|endpoints| endpoints.len());
+        let count = |text| parse(text, CONNECT_LIMIT).map(|endpoints| endpoints.len());
         assert_eq!(count("http://127.0.0.1:50051"), Ok(1));
         assert_eq!(count(" http://a:1 , http://[::1]:2/ "), Ok(2));
         let problem = |position, problem| Err(EndpointsError { position, problem });

@@ -4,12 +4,22 @@ use std::fmt;
 
 use fencepost_proto::v1::reason;
 
+use crate::Holder;
+
 /// Why a call did not succeed. Each displays as one line.
 ///
 /// A lease is over only when it is [`Lost`](Self::Lost). After every other
 /// error it stands until its own deadline.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
+    /// Another owner has the lock. Not a failure, and said at once; the calls of
+    /// [`Calls`](crate::Calls) have a value for it instead.
+    #[error("{} has the lock, for another {:?} unless it renews or releases", .holder.owner, .holder.remaining)]
+    Refused {
+        /// Who has it, and for how long.
+        holder: Holder,
+    },
+
     /// The lease is over, or never was the caller's: stop working. Repeating
     /// the call does not help.
     #[error("{reason}")]
@@ -71,7 +81,8 @@ impl Error {
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Unavailable { .. } | Self::TimedOut => true,
-            Self::Lost { .. }
+            Self::Refused { .. }
+            | Self::Lost { .. }
             | Self::RequestSpent
             | Self::Invalid { .. }
             | Self::Rejected { .. }
@@ -84,7 +95,8 @@ impl Error {
     pub fn may_have_happened(&self) -> bool {
         match self {
             Self::Unavailable { .. } | Self::TimedOut | Self::Internal { .. } => true,
-            Self::Lost { .. }
+            Self::Refused { .. }
+            | Self::Lost { .. }
             | Self::RequestSpent
             | Self::Invalid { .. }
             | Self::Rejected { .. } => false,
@@ -92,7 +104,8 @@ impl Error {
     }
 }
 
-/// In which way a lease is over. These five are final.
+/// In which way a lease is over. Each is final: what the server said, or that it
+/// said nothing for too long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LostReason {
     /// `LOCK_NOT_FOUND`: it was released, or has ended and the lock was taken
@@ -106,6 +119,9 @@ pub enum LostReason {
     TokenSuperseded,
     /// `TOKEN_UNKNOWN`: the database has forgotten the lease in a failover.
     TokenUnknown,
+    /// `UNCONFIRMED`: no renewal was confirmed before its deadline came near, by
+    /// the holder's own clock. Somebody else may have the lock by now.
+    Unconfirmed,
 }
 
 impl LostReason {
@@ -118,6 +134,7 @@ impl LostReason {
             Self::NotOwner => reason::NOT_OWNER,
             Self::TokenSuperseded => reason::TOKEN_SUPERSEDED,
             Self::TokenUnknown => reason::TOKEN_UNKNOWN,
+            Self::Unconfirmed => "UNCONFIRMED",
         }
     }
 }
@@ -131,6 +148,9 @@ impl fmt::Display for LostReason {
             Self::TokenSuperseded => "the same owner acquired the lock again, with a newer token",
             Self::TokenUnknown => {
                 "the server never gave this token, or a failover or a restore forgot its lease"
+            }
+            Self::Unconfirmed => {
+                "no renewal was confirmed before the lease's deadline: it counts as lost"
             }
         };
         write!(f, "{meaning} ({})", self.as_str())

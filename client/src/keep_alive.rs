@@ -7,7 +7,10 @@
 //! "from its arrival" is less counts, so that a step of the database's clock
 //! promises nothing.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use fencepost_proto::v1;
 use tokio::time::{Instant, timeout_at};
@@ -15,13 +18,15 @@ use tonic::Streaming;
 
 use crate::{
     Error, Lock,
+    call::{Opened, Servers},
     clock::Moment,
     decode::decode,
+    lease::Confirmation,
     lock::{self, duration},
 };
 
 /// The longest time between two renewals.
-const LONGEST_INTERVAL: Duration = Duration::from_secs(20);
+pub(crate) const LONGEST_INTERVAL: Duration = Duration::from_secs(20);
 
 /// What a stream may be asked for besides its lease.
 #[derive(Debug, Clone, Copy, Default)]
@@ -40,6 +45,9 @@ pub struct KeepAliveOptions {
 pub struct KeepAlive {
     messages: Streaming<v1::KeepAliveResponse>,
     asked: Moment,
+    /// Who is told when it fails, and by which number.
+    servers: Arc<Servers>,
+    server: usize,
     /// When the next word must have come.
     patience: Instant,
     first: Option<First>,
@@ -67,13 +75,15 @@ pub struct Renewal {
 
 impl KeepAlive {
     pub(crate) fn new(
-        messages: Streaming<v1::KeepAliveResponse>,
-        asked: Moment,
+        servers: Arc<Servers>,
+        opened: Opened<v1::KeepAliveResponse>,
         patience: Instant,
     ) -> Self {
         Self {
-            messages,
-            asked,
+            servers,
+            messages: opened.messages,
+            asked: opened.asked,
+            server: opened.server,
             patience,
             first: None,
         }
@@ -92,9 +102,24 @@ impl KeepAlive {
     /// [`Lost`](Error::Lost) when the lease is over. After every other error the
     /// lease stands until its deadline: open another stream, or renew.
     pub async fn next(&mut self) -> Result<Renewal, Error> {
+        let (renewal, _) = self.next_confirmed().await?;
+        Ok(renewal)
+    }
+
+    /// The same, with the deadline on our clock.
+    pub(crate) async fn next_confirmed(&mut self) -> Result<(Renewal, Confirmation), Error> {
+        let word = self.next_word().await;
+        if word.as_ref().is_err_and(Error::is_transient) {
+            self.servers.stream_failed(self.server);
+        }
+        word
+    }
+
+    async fn next_word(&mut self) -> Result<(Renewal, Confirmation), Error> {
         let message = timeout_at(self.patience, self.messages.message())
             .await
             .map_err(|_elapsed| Error::TimedOut)?;
+        let arrived = Moment::now();
         let message = match message {
             Ok(Some(message)) => message,
             // No server of ours ends a stream well.
@@ -105,15 +130,16 @@ impl KeepAlive {
             }
             Err(status) => return Err(decode(&status)),
         };
-        let mut lock = lock::lock(message.lock, Duration::ZERO)?;
+        let (mut lock, as_if_sent_now) = lock::lock(message.lock, arrived)?;
         self.patience = Instant::now() + (lock.ttl / 3).min(LONGEST_INTERVAL) * 2;
         let lasts = match self.first {
             None => {
+                let lasts = as_if_sent_now.until.since(arrived);
                 self.first = Some(First {
-                    lasts: lock.remaining,
+                    lasts,
                     expires_at: lock.expires_at,
                 });
-                lock.remaining
+                lasts
             }
             // A renewal never ends earlier than the one before.
             Some(first) => {
@@ -121,13 +147,18 @@ impl KeepAlive {
                 first.lasts + later.unwrap_or_default()
             }
         };
-        lock.remaining = lock
-            .remaining
-            .min(lasts.saturating_sub(self.asked.elapsed()));
-        Ok(Renewal {
+        let until = (self.asked + lasts).min(as_if_sent_now.until);
+        lock.remaining = until.since(Moment::now());
+        let confirmation = Confirmation {
+            seen: arrived,
+            until,
+            ttl: lock.ttl,
+        };
+        let renewal = Renewal {
             lock,
             slack: duration(message.slack, "slack")?,
             stream_remaining: duration(message.stream_remaining, "stream_remaining")?,
-        })
+        };
+        Ok((renewal, confirmation))
     }
 }

@@ -4,45 +4,60 @@
 //! gets it. So hand [`Lock::fencing_token`] to the protected resource with
 //! every write, and have it refuse the older one.
 //!
-//! Three rules this library keeps, so that its callers need not:
-//!
-//! - Every call is safe to repeat, and is repeated: `acquire` carries one
-//!   `request_id` for all its attempts, `renew` and `release` name a token. A
-//!   lost answer, a draining replica or a failover costs time, not a lock.
-//! - An error is read from `google.rpc.ErrorInfo`, never from its text, and not
-//!   from its code alone, which any proxy may have made up.
-//! - What is left of a lease is counted from just before the request was sent.
-//!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-//! use fencepost_client::{Acquisition, AcquireOptions, Client};
-//! use std::time::Duration;
+//! use fencepost_client::{AcquireOptions, Client, Error};
 //!
 //! let client = Client::connect_lazy("http://127.0.0.1:50051")?;
-//! let ttl = Duration::from_secs(30);
-//! match client.acquire("nightly", "worker-7f3a", ttl, AcquireOptions::default()).await? {
-//!     Acquisition::Acquired(lock) => {
-//!         // … write, with lock.fencing_token …
-//!         client.release("nightly", "worker-7f3a", lock.fencing_token).await?;
+//! match client.acquire("nightly", AcquireOptions::default()).await {
+//!     Ok(guard) => {
+//!         // … write, with guard.fencing_token(), while guard.is_held() …
+//!         guard.release().await?;
 //!     }
-//!     Acquisition::Refused(holder) => println!("{} has it", holder.owner),
+//!     Err(Error::Refused { holder }) => println!("{} has it", holder.owner),
+//!     Err(error) => return Err(error.into()),
 //! }
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! What this library sees to, so that its callers need not:
+//!
+//! - A [`Guard`] renews its lease by itself, on a thread of the client's own, and
+//!   says when it is lost: [`Client::with_lock`] cancels the work then.
+//! - Every call is safe to repeat, and is repeated: one `request_id` stands for
+//!   all tries of an acquisition, renewing and releasing name a token. A lost
+//!   answer, a draining replica or a failover costs time, not a lock.
+//! - An error is read from `google.rpc.ErrorInfo`, never from its text, and not
+//!   from its code alone, which any proxy may have made up.
+//! - What is left of a lease is counted from just before the request was sent, on
+//!   a clock that goes on while the machine sleeps.
 
+mod acquire;
 mod call;
+mod calls;
 mod client;
 mod clock;
 mod decode;
 mod endpoints;
 mod error;
 pub mod fence;
+mod guard;
+mod keep;
 mod keep_alive;
+mod lease;
 mod lock;
+mod options;
+mod owner;
+mod thread;
+mod wire;
 
-pub use client::{AcquireOptions, Client};
+pub use calls::Calls;
+pub use client::{BuildError, Client, ClientBuilder};
 pub use endpoints::{EndpointProblem, EndpointsError};
 pub use error::{Error, FieldViolation, LostReason};
+pub use guard::Guard;
 pub use keep_alive::{KeepAlive, KeepAliveOptions, Renewal};
 pub use lock::{Acquisition, Holder, Lock};
+pub use options::AcquireOptions;
+pub use owner::unique as unique_owner;

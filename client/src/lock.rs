@@ -11,7 +11,7 @@ use std::{
 
 use fencepost_proto::v1;
 
-use crate::Error;
+use crate::{Error, clock::Moment, lease::Confirmation};
 
 /// The last second that RFC 3339 can write, since 1970.
 const END_OF_9999: i64 = 253_402_300_799;
@@ -62,39 +62,51 @@ pub enum Acquisition {
     Refused(Holder),
 }
 
-/// `elapsed` is the time since just before the request was sent.
-pub(crate) fn lock(lock: Option<v1::Lock>, elapsed: Duration) -> Result<Lock, Error> {
+/// `sent` is just before the request was sent.
+pub(crate) fn lock(lock: Option<v1::Lock>, sent: Moment) -> Result<(Lock, Confirmation), Error> {
     let lock = lock.ok_or_else(|| nonsense("lock"))?;
     if lock.fencing_token <= 0 {
         return Err(nonsense("fencing_token"));
     }
-    Ok(Lock {
+    let ttl = duration(lock.ttl, "ttl")?;
+    let until = sent + duration(lock.remaining, "remaining")?;
+    let lock = Lock {
         resource: lock.resource,
         owner: lock.owner,
         fencing_token: lock.fencing_token,
         acquired_at: time(lock.acquired_at, "acquired_at")?,
         expires_at: time(lock.expires_at, "expires_at")?,
-        remaining: duration(lock.remaining, "remaining")?.saturating_sub(elapsed),
-        ttl: duration(lock.ttl, "ttl")?,
+        remaining: until.since(Moment::now()),
+        ttl,
         labels: lock.labels.into_iter().collect(),
-    })
+    };
+    Ok((
+        lock,
+        Confirmation {
+            seen: sent,
+            until,
+            ttl,
+        },
+    ))
 }
 
-/// `elapsed` is the time since just before the request was sent.
+/// `sent` is just before the request was sent.
 pub(crate) fn acquisition(
     answer: v1::AcquireResponse,
-    elapsed: Duration,
-) -> Result<Acquisition, Error> {
+    sent: Moment,
+) -> Result<(Acquisition, Option<Confirmation>), Error> {
     if answer.acquired {
-        return lock(answer.lock, elapsed).map(Acquisition::Acquired);
+        let (lock, confirmation) = lock(answer.lock, sent)?;
+        return Ok((Acquisition::Acquired(lock), Some(confirmation)));
     }
     let holder = answer.holder.ok_or_else(|| nonsense("holder"))?;
-    Ok(Acquisition::Refused(Holder {
+    let holder = Holder {
         owner: holder.owner,
         acquired_at: time(holder.acquired_at, "acquired_at")?,
-        remaining: duration(holder.remaining, "remaining")?.saturating_sub(elapsed),
+        remaining: duration(holder.remaining, "remaining")?.saturating_sub(sent.elapsed()),
         labels: holder.labels.into_iter().collect(),
-    }))
+    };
+    Ok((Acquisition::Refused(holder), None))
 }
 
 pub(crate) fn duration(
@@ -146,14 +158,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_shrinks_by_the_time_of_the_call_and_no_further_than_zero() {
-        let left = |elapsed| lock(Some(granted()), elapsed).map(|lock| lock.remaining);
-        assert_eq!(left(Duration::ZERO), Ok(Duration::from_secs(30)));
-        assert_eq!(
-            left(Duration::from_millis(1)),
-            Ok(Duration::from_millis(29_999))
-        );
-        assert_eq!(left(Duration::from_secs(31)), Ok(Duration::ZERO));
+    fn what_is_left_counts_from_before_the_request() {
+        let left = |ago| {
+            let sent = Moment::now().before(Duration::from_secs(ago));
+            let (lock, confirmed) = lock(Some(granted()), sent).expect("a lock");
+            assert_eq!(confirmed.until, sent + Duration::from_secs(30));
+            lock.remaining
+        };
+        assert!(left(0) <= Duration::from_secs(30));
+        assert!(left(10) <= Duration::from_secs(20));
+        assert!(left(10) > Duration::from_secs(19));
+        assert_eq!(left(31), Duration::ZERO);
     }
 
     #[test]
@@ -183,14 +198,14 @@ mod tests {
             ..granted()
         };
         for lock_ in [without_token, negative, never, unset] {
-            let answer = lock(Some(lock_), Duration::ZERO);
+            let answer = lock(Some(lock_), Moment::now());
             assert!(matches!(answer, Err(Error::Internal { .. })), "{answer:?}");
         }
         let empty = v1::AcquireResponse {
             acquired: true,
             ..Default::default()
         };
-        assert!(acquisition(empty, Duration::ZERO).is_err());
-        assert!(acquisition(v1::AcquireResponse::default(), Duration::ZERO).is_err());
+        assert!(acquisition(empty, Moment::now()).is_err());
+        assert!(acquisition(v1::AcquireResponse::default(), Moment::now()).is_err());
     }
 }

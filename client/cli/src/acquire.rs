@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
-use fencepost_client::{AcquireOptions, Acquisition, Client};
+use fencepost_client::{AcquireOptions, Acquisition, Calls};
 use humantime::parse_duration;
 
 use crate::{
     exit::{Exit, Failure},
     output::{self, Output},
-    owner,
 };
 
 /// What `acquire` takes.
@@ -37,15 +36,12 @@ pub(crate) struct Args {
     request_id: Option<String>,
 }
 
-pub(crate) async fn run(args: Args, client: &Client, output: &Output) -> Result<Exit, Failure> {
-    let owner = args.owner.unwrap_or_else(owner::unique);
-    let options = AcquireOptions {
-        labels: args.labels.into_iter().collect(),
-        request_id: args.request_id,
-    };
-    let acquisition = client
-        .acquire(&args.resource, &owner, args.ttl, options)
-        .await?;
+pub(crate) async fn run(args: Args, client: &Calls, output: &Output) -> Result<Exit, Failure> {
+    let mut options = AcquireOptions::default().ttl(args.ttl);
+    options.owner = args.owner;
+    options.labels = args.labels.into_iter().collect();
+    options.request_id = args.request_id;
+    let acquisition = client.acquire(&args.resource, options).await?;
     output.acquisition(&acquisition)?;
     match acquisition {
         Acquisition::Acquired(_) => Ok(Exit::Done),

@@ -5,7 +5,7 @@
 
 use std::{fmt, io, process::ExitCode};
 
-use fencepost_client::{EndpointsError, Error};
+use fencepost_client::{BuildError, Error};
 
 use crate::fence::FenceFailure;
 
@@ -52,29 +52,33 @@ impl From<Exit> for ExitCode {
 /// Why a subcommand failed. Displays as what follows `fencepost: `.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// `--endpoint` cannot be used.
-    Endpoints(EndpointsError),
+    /// `--endpoint` cannot be used, or the machine has no room.
+    Client(BuildError),
     /// The call failed.
     Call(Error),
     /// A subcommand of `fence` failed.
     Fence(FenceFailure),
-    /// No renewal was confirmed before the lease's deadline.
-    Unconfirmed,
     /// The call went through, but its answer could not be printed.
     Output(io::Error),
     /// The machine refused what every program needs.
-    Runtime(io::Error),
+    Machine(io::Error),
 }
 
 impl Failure {
     pub(crate) fn exit(&self) -> Exit {
         match self {
             Self::Fence(failure) => failure.exit(),
-            Self::Endpoints(_) | Self::Call(Error::Rejected { .. }) => Exit::Configuration,
-            Self::Call(Error::Lost { .. } | Error::RequestSpent) | Self::Unconfirmed => Exit::Lost,
+            Self::Client(BuildError::Endpoints(_)) | Self::Call(Error::Rejected { .. }) => {
+                Exit::Configuration
+            }
+            Self::Call(Error::Refused { .. }) => Exit::NotAcquired,
+            Self::Call(Error::Lost { .. } | Error::RequestSpent) => Exit::Lost,
             Self::Call(Error::Invalid { .. }) => Exit::Usage,
             Self::Call(Error::Unavailable { .. } | Error::TimedOut) => Exit::Unavailable,
-            Self::Call(Error::Internal { .. }) | Self::Output(_) | Self::Runtime(_) => Exit::Bug,
+            Self::Call(Error::Internal { .. })
+            | Self::Client(_)
+            | Self::Output(_)
+            | Self::Machine(_) => Exit::Bug,
         }
     }
 }
@@ -82,14 +86,11 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Endpoints(error) => error.fmt(f),
+            Self::Client(error) => error.fmt(f),
             Self::Call(error) => error.fmt(f),
             Self::Fence(failure) => failure.fmt(f),
-            Self::Unconfirmed => f.write_str(
-                "no renewal was confirmed before the lease's deadline: it counts as lost",
-            ),
             Self::Output(error) => write!(f, "cannot print the answer: {error}"),
-            Self::Runtime(error) => write!(f, "cannot start: {error}"),
+            Self::Machine(error) => write!(f, "cannot start: {error}"),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! `fencepost get`.
 
-use fencepost_client::Client;
+use fencepost_client::Calls;
 
 use crate::{
     exit::{Exit, Failure},
@@ -14,7 +14,7 @@ pub(crate) struct Args {
     resource: String,
 }
 
-pub(crate) async fn run(args: Args, client: &Client, output: &Output) -> Result<Exit, Failure> {
+pub(crate) async fn run(args: Args, client: &Calls, output: &Output) -> Result<Exit, Failure> {
     match client.get(&args.resource).await? {
         Some(lock) => {
             output.lock(&lock)?;

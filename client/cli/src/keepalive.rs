@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use fencepost_client::{Client, KeepAlive, KeepAliveOptions, Lock};
+use fencepost_client::{Calls, Error, KeepAlive, KeepAliveOptions, Lock, LostReason};
 use humantime::parse_duration;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
@@ -37,7 +37,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 
 pub(crate) async fn run(
     args: Args,
-    client: &Client,
+    client: &Calls,
     timeout: Duration,
     output: &Output,
 ) -> Result<Exit, Failure> {
@@ -70,7 +70,7 @@ pub(crate) async fn run(
             None => next.await,
             Some(deadline) => match timeout_at(deadline, next).await {
                 Ok(answer) => answer,
-                Err(_elapsed) => return Err(Failure::Unconfirmed),
+                Err(_elapsed) => return Err(Failure::Call(unconfirmed())),
             },
         };
         match answer {
@@ -113,4 +113,9 @@ pub(crate) async fn run(
 /// same again for a renewal that has to be tried twice.
 fn longest_silence(lock: &Lock) -> Duration {
     (lock.ttl / 3).min(Duration::from_secs(20)) * 2
+}
+
+fn unconfirmed() -> Error {
+    let reason = LostReason::Unconfirmed;
+    Error::Lost { reason }
 }

@@ -23,7 +23,6 @@ mod fence;
 mod get;
 mod keepalive;
 mod output;
-mod owner;
 mod release;
 mod renew;
 
@@ -42,7 +41,7 @@ fn run(cli: Cli) -> Result<Exit, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(Failure::Runtime)?;
+        .map_err(Failure::Machine)?;
     runtime.block_on(dispatch(cli))
 }
 
@@ -56,16 +55,19 @@ async fn dispatch(cli: Cli) -> Result<Exit, Failure> {
     // Made where it is needed: `fence` talks to no lock server, so it does not
     // mind a bad endpoint.
     let client = || {
-        Client::connect_lazy(&endpoint)
-            .map(|client| client.with_timeout(timeout))
-            .map_err(Failure::Endpoints)
+        Client::builder(&*endpoint)
+            .timeout(timeout)
+            .build()
+            .map_err(Failure::Client)
     };
     match cli.command {
-        Command::Acquire(args) => acquire::run(args, &client()?, &output).await,
-        Command::Renew(args) => renew::run(args, &client()?, &output).await,
-        Command::Release(args) => release::run(args, &client()?, &output).await,
-        Command::Keepalive(args) => keepalive::run(args, &client()?, timeout, &output).await,
-        Command::Get(args) => get::run(args, &client()?, &output).await,
+        Command::Acquire(args) => acquire::run(args, &client()?.calls(), &output).await,
+        Command::Renew(args) => renew::run(args, &client()?.calls(), &output).await,
+        Command::Release(args) => release::run(args, &client()?.calls(), &output).await,
+        Command::Keepalive(args) => {
+            keepalive::run(args, &client()?.calls(), timeout, &output).await
+        }
+        Command::Get(args) => get::run(args, &client()?.calls(), &output).await,
         Command::Fence(args) => fence::run(args, timeout, &output).await,
     }
 }

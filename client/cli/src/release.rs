@@ -1,6 +1,6 @@
 //! `fencepost release`.
 
-use fencepost_client::Client;
+use fencepost_client::Calls;
 
 use crate::{
     args::Lease,
@@ -15,7 +15,7 @@ pub(crate) struct Args {
     lease: Lease,
 }
 
-pub(crate) async fn run(args: Args, client: &Client, output: &Output) -> Result<Exit, Failure> {
+pub(crate) async fn run(args: Args, client: &Calls, output: &Output) -> Result<Exit, Failure> {
     let Lease {
         resource,
         owner,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fencepost_client::Client;
+use fencepost_client::Calls;
 use humantime::parse_duration;
 
 use crate::{
@@ -22,7 +22,7 @@ pub(crate) struct Args {
     ttl: Option<Duration>,
 }
 
-pub(crate) async fn run(args: Args, client: &Client, output: &Output) -> Result<Exit, Failure> {
+pub(crate) async fn run(args: Args, client: &Calls, output: &Output) -> Result<Exit, Failure> {
     let Lease {
         resource,
         owner,

@@ -9,12 +9,13 @@ use uuid::Uuid;
 /// bytes of an owner.
 const MAX_HOST: usize = 50;
 
-/// A name that nobody else has.
-pub(crate) fn unique() -> String {
+/// A name for a new holder that nobody else has: `<host>-<pid>-<random>`.
+#[must_use]
+pub fn unique() -> String {
     let uname = rustix::system::uname();
     let random = Uuid::new_v4().simple().to_string();
     let host = host(&uname.nodename().to_string_lossy());
-    format!("{host}-{}-{:.8}", std::process::id(), random)
+    format!("{host}-{}-{:.12}", std::process::id(), random)
 }
 
 /// What an owner may contain of the host's name.

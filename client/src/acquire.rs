@@ -1,0 +1,246 @@
+//! Taking a lock, once or until a time is over.
+//!
+//! One owner and one `request_id` stand for the whole acquisition, so that a try
+//! whose answer was lost is found again by the next. Only a server that calls the
+//! id spent makes a new one: its lease was granted, and is gone.
+//!
+//! An acquisition that ends without a guard may still have been granted by a try
+//! that nobody heard of: the caller went away, or the time was over. One more try
+//! finds out, in the background, and what it gets is given back.
+//!
+//! The pauses are random up to a bound that doubles ("full jitter": Marc Brooker,
+//! *Exponential Backoff And Jitter*), and never longer than the holder's lease
+//! lasts: then the lock is free, unless it was renewed.
+
+use std::{sync::Arc, time::Duration};
+
+use fencepost_proto::v1;
+use tokio::{
+    sync::oneshot,
+    time::{Instant, sleep},
+};
+use tracing::Instrument as _;
+
+use crate::{
+    AcquireOptions, Acquisition, Error, Guard, Lock,
+    calls::{acquire_request, new_request_id},
+    client::Shared,
+    guard::Releasing,
+    lease::Confirmation,
+    wire::{Key, Wire, invalid},
+};
+
+/// The shortest pause: what a server needs to answer others.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(2);
+
+/// For how long it is asked what became of a try nobody heard of.
+const LAST_QUESTION: Duration = Duration::from_secs(2);
+
+/// How long pauses are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Backoff {
+    pub(crate) first: Duration,
+    pub(crate) longest: Duration,
+}
+
+impl Backoff {
+    pub(crate) const DEFAULT: Self = Self {
+        first: Duration::from_millis(20),
+        longest: Duration::from_secs(1),
+    };
+
+    /// Before try number `tries`, from 1.
+    pub(crate) fn pause(self, tries: u32) -> Duration {
+        let doubled = self.first.saturating_mul(1_u32 << (tries - 1).min(20));
+        let bound = doubled.min(self.longest).max(SHORTEST_PAUSE);
+        bound
+            .mul_f64(rand::random_range(0.0..1.0))
+            .max(SHORTEST_PAUSE)
+    }
+}
+
+/// Takes the lock on the client's thread; a caller that is dropped stops it.
+pub(crate) async fn acquire(
+    shared: &Arc<Shared>,
+    resource: &str,
+    options: AcquireOptions,
+) -> Result<Guard, Error> {
+    let AcquireOptions { margin, wait, .. } = options;
+    if margin.is_some_and(|margin| margin >= options.ttl) {
+        return Err(invalid("margin", "must be shorter than the ttl"));
+    }
+    // An id of the caller's own is the caller's to change.
+    let own_id = options.request_id.is_none();
+    let request = acquire_request(resource, options)?;
+    let span = tracing::info_span!("acquire", resource, owner = request.owner);
+
+    let (answer, answered) = oneshot::channel();
+    let (give_up, mut given_up) = oneshot::channel();
+    let asking = Asking {
+        give_up: Some(give_up),
+        shared,
+    };
+    let shared = Arc::clone(shared);
+    let work = async move {
+        let mut taking = Taking {
+            wire: shared.wire.clone(),
+            backoff: shared.backoff,
+            request,
+            own_id,
+            margin,
+            unheard_of: false,
+        };
+        tokio::select! {
+            biased;
+            releasing = &mut given_up => {
+                taking.unheard_of = true;
+                taking.give_back().await;
+                drop(releasing);
+            }
+            outcome = taking.take(wait) => match outcome {
+                Ok((lock, granted)) => {
+                    tracing::debug!(token = lock.fencing_token, "acquired");
+                    let guard = Guard::start(&shared, lock, granted, margin);
+                    // Nobody there to take it: dropped, and so given back.
+                    let _: Result<(), _> = answer.send(Ok(guard));
+                }
+                Err(error) => {
+                    let releasing = Releasing::new(&shared.releasing);
+                    let _: Result<(), _> = answer.send(Err(error));
+                    taking.give_back().await;
+                    drop(releasing);
+                }
+            }
+        }
+    };
+    asking.shared.thread.spawn(work.instrument(span));
+    answered.await.unwrap_or_else(|_gone| {
+        Err(Error::Internal {
+            detail: "the acquisition did not end well".to_owned(),
+        })
+    })
+}
+
+/// Somebody waits for the lock. Dropping it ends the acquisition.
+struct Asking<'a> {
+    give_up: Option<oneshot::Sender<Releasing>>,
+    shared: &'a Shared,
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        if let Some(give_up) = self.give_up.take() {
+            // Nobody there: it has ended by itself.
+            let _: Result<(), _> = give_up.send(Releasing::new(&self.shared.releasing));
+        }
+    }
+}
+
+/// One acquisition, however many tries it takes.
+struct Taking {
+    wire: Wire,
+    backoff: Backoff,
+    request: v1::AcquireRequest,
+    /// Whether the request's id is ours to change.
+    own_id: bool,
+    margin: Option<Duration>,
+    /// A try may have been granted without our knowing.
+    unheard_of: bool,
+}
+
+impl Taking {
+    async fn take(&mut self, wait: Option<Duration>) -> Result<(Lock, Confirmation), Error> {
+        let once = wait == Some(Duration::ZERO);
+        // A time that no clock can tell is no limit.
+        let deadline = wait.and_then(|wait| Instant::now().checked_add(wait));
+        let mut tries = 0;
+        loop {
+            let left = deadline
+                .filter(|_| !once)
+                .map_or(Duration::MAX, |deadline| {
+                    deadline.saturating_duration_since(Instant::now())
+                });
+            let wire = self.wire.within(self.wire.timeout.min(left));
+            let error = match wire.acquire(self.request.clone()).await {
+                Ok((Acquisition::Acquired(lock), Some(granted))) => {
+                    // The answer may have taken most of the lease's time.
+                    if !granted.trusted_for(self.margin).is_zero() {
+                        return Ok((lock, granted));
+                    }
+                    self.unheard_of = true;
+                    Error::TimedOut
+                }
+                Ok((Acquisition::Refused(holder), _)) => {
+                    self.unheard_of = false;
+                    Error::Refused { holder }
+                }
+                Ok((Acquisition::Acquired(_), None)) => Error::TimedOut,
+                Err(Error::RequestSpent) if self.own_id => {
+                    self.unheard_of = false;
+                    self.request.request_id = new_request_id();
+                    continue;
+                }
+                Err(error) => {
+                    self.unheard_of |= error.may_have_happened();
+                    error
+                }
+            };
+            let pause = match &error {
+                _ if once => return Err(error),
+                Error::Refused { holder } => {
+                    tries += 1;
+                    // A little after it, not all at the same time.
+                    let free = holder.remaining + self.backoff.pause(1);
+                    self.backoff.pause(tries).min(free)
+                }
+                error if error.is_transient() => {
+                    tries += 1;
+                    self.backoff.pause(tries)
+                }
+                _ => return Err(error),
+            };
+            tracing::trace!(%error, ?pause, "not acquired yet");
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            match left {
+                Some(left) if left <= pause => {
+                    sleep(left).await;
+                    return Err(error);
+                }
+                Some(_) | None => sleep(pause).await,
+            }
+        }
+    }
+
+    /// Asks once more what became of a try nobody heard of, and undoes it.
+    async fn give_back(self) {
+        if !self.unheard_of {
+            return;
+        }
+        let wire = self.wire.within(LAST_QUESTION);
+        if let Ok((Acquisition::Acquired(lock), _)) = wire.acquire(self.request).await {
+            let key = Key {
+                resource: lock.resource,
+                owner: lock.owner,
+                token: lock.fencing_token,
+            };
+            let outcome = wire.release(&key).await;
+            tracing::debug!(?outcome, "gave back what nobody waits for any longer");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_are_random_below_a_bound_that_doubles() {
+        for (tries, bound) in [(1, 20), (2, 40), (5, 320), (7, 1000), (u32::MAX, 1000)] {
+            let bound = Duration::from_millis(bound);
+            let pauses: Vec<_> = (0..200).map(|_| Backoff::DEFAULT.pause(tries)).collect();
+            assert!(pauses.iter().all(|p| (SHORTEST_PAUSE..=bound).contains(p)));
+            assert!(pauses.iter().any(|pause| *pause > bound / 2));
+            assert!(pauses.iter().any(|pause| *pause < bound / 2));
+        }
+    }
+}
