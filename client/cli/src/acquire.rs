@@ -56,7 +56,8 @@ pub(crate) async fn run(args: Args, client: &Calls, output: &Output) -> Result<E
     }
 }
 
-fn label(text: &str) -> Result<(String, String), &'static str> {
+/// `KEY=VALUE`.
+pub(crate) fn label(text: &str) -> Result<(String, String), &'static str> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
         Some(_) | None => Err("expected KEY=VALUE"),

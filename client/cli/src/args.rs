@@ -8,7 +8,7 @@ use clap::{
 };
 use humantime::parse_duration;
 
-use crate::{acquire, fence, get, keepalive, output::Format, release, renew};
+use crate::{acquire, fence, get, keepalive, output::Format, release, renew, run};
 
 /// Takes, renews, gives back and looks at locks.
 #[derive(Debug, Parser)]
@@ -18,6 +18,16 @@ pub(crate) struct Cli {
     pub(crate) global: Global,
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+impl Cli {
+    /// Where our own exit codes begin, if somebody has asked.
+    pub(crate) fn own_exit_codes(&self) -> Option<u8> {
+        match &self.command {
+            Command::Run(args) => args.own_exit_codes,
+            _ => None,
+        }
+    }
 }
 
 /// What every subcommand takes.
@@ -56,6 +66,14 @@ pub(crate) enum Command {
     Release(release::Args),
     /// See who has a lock.
     Get(get::Args),
+    /// Run a command while holding a lock.
+    Run(run::Args),
+    /// What `run` starts: see [`run::exec`].
+    #[command(hide = true)]
+    Exec(run::exec::Args),
+    /// What `run` starts besides: see [`run::guardian`].
+    #[command(hide = true)]
+    Guardian,
     /// Install and look after the fencing kit in a database of yours.
     Fence(fence::Args),
 }

@@ -3,9 +3,11 @@
 //! Those from 64 on are of `sysexits.h`, so that they differ from what most
 //! commands end with.
 
-use std::{fmt, io, process::ExitCode};
+use std::{fmt, io};
 
 use fencepost_client::{BuildError, Error};
+
+use rustix::process::Signal;
 
 use crate::fence::FenceFailure;
 
@@ -19,33 +21,66 @@ Exit codes:
   70  a bug
   75  not acquired: another owner has the lock
   76  the lease is over, or never was yours: stop working; fence check: not admitted
-  78  wrong configuration, such as a bad endpoint, or no fencing kit in the database";
+  78  wrong configuration, such as a bad endpoint, or no fencing kit in the database
+run ends as its command does, with 128 + n when a signal has ended it, and else with
+ 126  the command cannot be executed
+ 127  there is no such command";
 
 /// How the program ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
 pub(crate) enum Exit {
     /// Done.
-    Done = 0,
+    Done,
     /// `get` of a free name.
-    Free = 1,
+    Free,
     /// `EX_USAGE`.
-    Usage = 64,
+    Usage,
     /// `EX_UNAVAILABLE`: the server is away.
-    Unavailable = 69,
+    Unavailable,
     /// `EX_SOFTWARE`.
-    Bug = 70,
+    Bug,
     /// `EX_TEMPFAIL`: another owner has the lock.
-    NotAcquired = 75,
+    NotAcquired,
     /// `EX_PROTOCOL`: the lease is lost, or not the caller's.
-    Lost = 76,
+    Lost,
     /// `EX_CONFIG`.
-    Configuration = 78,
+    Configuration,
+    /// As the command of `run` did, or as it would be told by a shell.
+    Command(u8),
 }
 
-impl From<Exit> for ExitCode {
-    fn from(exit: Exit) -> Self {
-        Self::from(exit as u8)
+/// Where our own codes begin, unless `run --own-exit-codes` moves them.
+const FIRST_OWN: u8 = 64;
+
+impl Exit {
+    /// The command of `run` is there, and cannot be run.
+    pub(crate) const NOT_EXECUTABLE: Self = Self::Command(126);
+    /// The command of `run` is not there.
+    pub(crate) const NOT_FOUND: Self = Self::Command(127);
+
+    /// Ended by this signal.
+    pub(crate) fn by_signal(signal: Signal) -> Self {
+        Self::by_signal_number(signal.as_raw())
+    }
+
+    pub(crate) fn by_signal_number(signal: i32) -> Self {
+        Self::Command(u8::try_from(128 + signal).unwrap_or(u8::MAX))
+    }
+
+    /// The code, with our own ones moved to begin at `first`.
+    pub(crate) fn code(self, first: Option<u8>) -> u8 {
+        let own = |code| first.unwrap_or(FIRST_OWN) + code - FIRST_OWN;
+        match self {
+            Self::Done => 0,
+            Self::Free => 1,
+            Self::Usage => own(64),
+            Self::Unavailable => own(69),
+            Self::Bug => own(70),
+            Self::NotAcquired => own(75),
+            Self::Lost => own(76),
+            Self::Configuration => own(78),
+            Self::Command(code) => code,
+        }
     }
 }
 

@@ -25,16 +25,21 @@ mod keepalive;
 mod output;
 mod release;
 mod renew;
+mod run;
 
 fn main() -> ExitCode {
-    let exit = match Cli::try_parse() {
-        Ok(cli) => run(cli).unwrap_or_else(|failure| {
-            output::error(&failure.to_string());
-            failure.exit()
-        }),
-        Err(message) => output::usage(&without_urls(message)),
+    let code = match Cli::try_parse() {
+        Ok(cli) => {
+            let own_codes = cli.own_exit_codes();
+            let exit = run(cli).unwrap_or_else(|failure| {
+                output::error(&failure.to_string());
+                failure.exit()
+            });
+            exit.code(own_codes)
+        }
+        Err(message) => output::usage(&without_urls(message)).code(None),
     };
-    exit.into()
+    code.into()
 }
 
 fn run(cli: Cli) -> Result<Exit, Failure> {
@@ -68,6 +73,9 @@ async fn dispatch(cli: Cli) -> Result<Exit, Failure> {
             keepalive::run(args, &client()?.calls(), timeout, &output).await
         }
         Command::Get(args) => get::run(args, &client()?.calls(), &output).await,
+        Command::Run(args) => run::run(args, &client()?).await,
+        Command::Exec(args) => Ok(run::exec::run(&args)),
+        Command::Guardian => Ok(run::guardian::run()),
         Command::Fence(args) => fence::run(args, timeout, &output).await,
     }
 }

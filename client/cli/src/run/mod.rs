@@ -1,0 +1,281 @@
+//! `fencepost run`: a command that runs while a lock is held.
+//!
+//! The command gets a process group of its own, and is told and ended as a
+//! whole. In the order of what happens:
+//!
+//! 1. The lock is acquired, for as long as `--wait` says. A signal ends the wait,
+//!    and what may have been granted by then is given back.
+//! 2. The command starts. Signals that come here go to its group, and it has the
+//!    terminal if we had.
+//! 3. When it ends, the lock is given back, and its exit code is ours. What it
+//!    left in the background is left alone, and does not hold up anything.
+//!
+//! Stopping, by TERM or because the lease is not renewed: the group gets TERM,
+//! after `--grace` KILL, and the lock is renewed meanwhile and given back once
+//! nothing of the group is left. A lease that is not confirmed leaves a third of
+//! its time for this: TERM comes when so much is left, and KILL a margin before
+//! it is over, so that nothing of the group is left when the next holder starts.
+//! A lease that the server calls over is over: KILL comes right after TERM.
+//!
+//! Nothing of the group outlives us, or the lease, when we are killed or stopped:
+//! see [`exec`] for the command and [`guardian`] for the rest.
+
+use std::{ffi::OsString, future::pending, time::Duration};
+
+use fencepost_client::{AcquireOptions, Client, Error, Guard, LostReason};
+use humantime::parse_duration;
+use rustix::process::Signal;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use self::{
+    job::{Change, Job},
+    signals::Signals,
+};
+use crate::{
+    acquire::label,
+    exit::{Exit, Failure},
+    output,
+};
+
+pub(crate) mod exec;
+pub(crate) mod guardian;
+mod job;
+mod signals;
+mod terminal;
+
+/// How long what was granted to nobody is waited for to be given back, when a
+/// signal ends us.
+const GIVING_BACK: Duration = Duration::from_millis(800);
+
+/// Between looks at a group of which only orphans are left.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+/// What `run` takes.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The name to lock.
+    resource: String,
+
+    // No FENCEPOST_OWNER: the command finds it in its environment, and another
+    // `run` in there would take the lock from its parent.
+    /// Names ONE holder, never a host or a service. [default: a new name of host,
+    /// process id and a random part]
+    #[arg(long)]
+    owner: Option<String>,
+
+    /// How long the lease lasts without a renewal. A third of it must be enough
+    /// for the command to end when the server is away.
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = parse_duration)]
+    ttl: Duration,
+
+    /// How long to wait for a lock that somebody else has; 0s tries once.
+    /// [default: without limit]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    wait: Option<Duration>,
+
+    /// What to do when the lease is lost.
+    #[arg(long, value_enum, default_value_t = OnLost::Kill)]
+    on_lost: OnLost,
+
+    /// How long the command has between TERM and KILL; less when the lease ends
+    /// before.
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_duration)]
+    grace: Duration,
+
+    /// Stop the command, as TERM does, when it has had the lock for so long.
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    max_hold: Option<Duration>,
+
+    /// Move our own exit codes away from the command's: 64 becomes N, 69
+    /// N+5, 70 N+6, 75 N+11, 76 N+12, 78 N+14.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=241))]
+    pub(crate) own_exit_codes: Option<u8>,
+
+    /// Shown to whoever is refused, such as a build or a trace id. Repeatable.
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
+    labels: Vec<(String, String)>,
+
+    /// The command, and its arguments. It finds FENCEPOST_RESOURCE,
+    /// FENCEPOST_OWNER and FENCEPOST_TOKEN in its environment.
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum OnLost {
+    /// Stop the command before the lease ends.
+    Kill,
+    /// Say so, and let it go on: for work whose every write is fenced.
+    Warn,
+}
+
+pub(crate) async fn run(args: Args, client: &Client) -> Result<Exit, Failure> {
+    let mut signals = Signals::listen().map_err(Failure::Machine)?;
+    let guard = tokio::select! {
+        guard = client.acquire_with_retry(&args.resource, options(&args)) => guard?,
+        signal = signals.deadly() => {
+            // Late is better than never, but we were told to end.
+            let _: Result<(), _> = timeout(GIVING_BACK, client.released()).await;
+            return Ok(Exit::by_signal(signal));
+        }
+    };
+    let mut watch = Watch {
+        guard: &guard,
+        job: Job::start(&args.command, &guard).map_err(Failure::Machine)?,
+        on_lost: args.on_lost,
+        grace: args.grace,
+        notice: args.grace.min(args.ttl / 3),
+        margin: margin(args.ttl),
+        kill_at: None,
+        lease: Lease::Confirmed,
+    };
+    let max_hold = args.max_hold.map(|limit| Instant::now() + limit);
+    let exit = watch.until_ended(&mut signals, max_hold).await;
+    let known_lost = watch.lease == Lease::Lost;
+    watch.job.done();
+    match guard.release().await {
+        Err(Error::Lost { .. }) if known_lost => {}
+        Err(error) => output::error(&format!("the lock was not given back: {error}")),
+        Ok(()) => {}
+    }
+    Ok(exit)
+}
+
+fn options(args: &Args) -> AcquireOptions {
+    let mut options = AcquireOptions::default()
+        .ttl(args.ttl)
+        .margin(margin(args.ttl));
+    options.owner.clone_from(&args.owner);
+    options.wait = args.wait;
+    options.labels = args.labels.iter().cloned().collect();
+    options
+}
+
+/// From KILL to the end of the lease: for a machine that is slow just then.
+fn margin(ttl: Duration) -> Duration {
+    (ttl / 5).min(Duration::from_secs(1)).max(ttl / 2000)
+}
+
+/// What was said of the lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lease {
+    Confirmed,
+    /// Its end is near, and the command was told to end before.
+    Late,
+    Lost,
+}
+
+/// Looks after the command until nothing of it needs looking after.
+struct Watch<'a> {
+    guard: &'a Guard,
+    job: Job,
+    on_lost: OnLost,
+    grace: Duration,
+    /// With so little left of the lease, the command is told to end.
+    notice: Duration,
+    margin: Duration,
+    /// The command was told to end, and will be killed then.
+    kill_at: Option<Instant>,
+    lease: Lease,
+}
+
+impl Watch<'_> {
+    async fn until_ended(&mut self, signals: &mut Signals, max_hold: Option<Instant>) -> Exit {
+        let mut max_hold = max_hold;
+        let mut ended = None;
+        loop {
+            if let Some(exit) = ended
+                && (self.kill_at.is_none() || self.job.is_gone())
+            {
+                let stopped_for_it = self.lease != Lease::Confirmed && self.on_lost == OnLost::Kill;
+                return if stopped_for_it { Exit::Lost } else { exit };
+            }
+            let guard = self.guard;
+            if self.on_lost == OnLost::Kill {
+                self.job.not_beyond(guard);
+            }
+            tokio::select! {
+                biased;
+                reason = guard.lost(), if self.lease != Lease::Lost => self.lost(reason),
+                () = nearly_over(guard, self.notice),
+                    if self.lease == Lease::Confirmed && self.on_lost == OnLost::Kill => self.late(),
+                () = at(self.kill_at) => {
+                    self.job.kill();
+                    // Until then it is gone, or cannot be killed yet.
+                    self.kill_at = Some(Instant::now() + LOOK_AGAIN);
+                }
+                () = at(max_hold) => {
+                    max_hold = None;
+                    output::error("the command has had the lock for as long as it may: stopping it");
+                    self.stop(self.grace);
+                }
+                signal = signals.next() => {
+                    if signal == Signal::TERM {
+                        self.stop(self.grace);
+                    } else {
+                        self.job.signal(signal);
+                    }
+                }
+                change = self.job.changed() => match change {
+                    Change::Ended(exit) => ended = Some(exit),
+                    Change::Paused => self.job.pause_with_it(),
+                },
+                // The rest of the group: nobody tells us when it ends.
+                () = sleep(LOOK_AGAIN), if ended.is_some() => {}
+                // For the guardian.
+                () = sleep(self.margin / 2) => {}
+            }
+        }
+    }
+
+    fn lost(&mut self, reason: LostReason) {
+        self.lease = Lease::Lost;
+        match self.on_lost {
+            OnLost::Warn => output::error(&format!("the lease is lost: {reason}")),
+            OnLost::Kill => {
+                output::error(&format!(
+                    "the lease is lost, stopping the command: {reason}"
+                ));
+                if reason == LostReason::Unconfirmed {
+                    // It had its notice; what is left of the lease is the margin.
+                    self.stop(Duration::ZERO);
+                } else {
+                    self.stop(self.grace.min(self.margin));
+                }
+            }
+        }
+    }
+
+    fn late(&mut self) {
+        self.lease = Lease::Late;
+        output::error("the lease is not renewed and ends soon: stopping the command");
+        self.stop(self.grace);
+    }
+
+    /// Tells the command to end, within this time.
+    fn stop(&mut self, grace: Duration) {
+        self.job.signal(Signal::TERM);
+        // What was paused would not hear it.
+        self.job.signal(Signal::CONT);
+        let kill_at = Instant::now() + grace;
+        self.kill_at = Some(self.kill_at.map_or(kill_at, |before| before.min(kill_at)));
+    }
+}
+
+/// Waits until so little of the lease is left. Each renewal puts it off.
+async fn nearly_over(guard: &Guard, notice: Duration) {
+    loop {
+        match guard.remaining().checked_sub(notice) {
+            None | Some(Duration::ZERO) => return,
+            Some(time) => sleep(time).await,
+        }
+    }
+}
+
+/// Waits until then; for ever when there is no such time.
+async fn at(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
+        None => pending().await,
+    }
+}
