@@ -27,6 +27,7 @@ mod fence_recipes;
 mod fence_world;
 mod fence_zombies;
 mod flood;
+mod guard;
 mod health;
 mod keep_alive;
 mod keep_alive_holders;
