@@ -37,6 +37,7 @@ use crate::{
 pub struct Guard {
     lock: Lock,
     lease: Arc<Lease>,
+    renewing: CancellationToken,
     stop: Option<oneshot::Sender<Releasing>>,
     ended: Option<oneshot::Receiver<Result<(), Error>>>,
     // Keeps the thread alive.
@@ -52,6 +53,7 @@ impl Guard {
         margin: Option<Duration>,
     ) -> Self {
         let lease = Arc::new(Lease::new(granted, margin));
+        let renewing = CancellationToken::new();
         let (stop, stopped) = oneshot::channel();
         let (ends, ended) = oneshot::channel();
         let key = Key {
@@ -63,6 +65,7 @@ impl Guard {
             shared.wire.clone(),
             key,
             Arc::clone(&lease),
+            renewing.clone(),
             shared.thread.slept(),
             stopped,
             ends,
@@ -71,6 +74,7 @@ impl Guard {
         Self {
             lock,
             lease,
+            renewing,
             stop: Some(stop),
             ended: Some(ended),
             shared: Arc::clone(shared),
@@ -140,6 +144,13 @@ impl Guard {
     #[must_use]
     pub fn lost_token(&self) -> CancellationToken {
         self.lease.lost().child_token()
+    }
+
+    /// Lets the lease run to its end: nothing renews it from here on, and it is
+    /// lost when its time is over. For work that may hang, and cannot say that it
+    /// has stopped; else [`release`](Self::release).
+    pub fn stop_renewing(&self) {
+        self.renewing.cancel();
     }
 
     /// Gives the lock back, once the work is done. Nothing is renewed from here

@@ -22,6 +22,7 @@ use tokio::{
     sync::{oneshot, watch},
     time::{Instant, sleep, sleep_until, timeout},
 };
+use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
 use crate::{
@@ -47,11 +48,13 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
 const REJECTED: Duration = Duration::from_secs(30);
 
 /// Keeps the lease until it is lost, then waits; gives it back when `stopped`
-/// says so, and tells `ends` how that went.
+/// says so, and tells `ends` how that went. Once `renewing` is cancelled the lease
+/// runs to its end.
 pub(crate) async fn keep(
     wire: Wire,
     key: Key,
     lease: Arc<Lease>,
+    renewing: CancellationToken,
     mut slept: watch::Receiver<()>,
     mut stopped: oneshot::Receiver<Releasing>,
     ends: oneshot::Sender<Result<(), Error>>,
@@ -67,6 +70,7 @@ pub(crate) async fn keep(
             wire: &wire,
             key: &key,
             lease: &lease,
+            renewing: &renewing,
         };
         let releasing = tokio::select! {
             biased;
@@ -99,6 +103,8 @@ struct Keeper<'a> {
     wire: &'a Wire,
     key: &'a Key,
     lease: &'a Lease,
+    /// Cancelled when nothing is to be renewed any longer.
+    renewing: &'a CancellationToken,
 }
 
 type Opening<'a> = Pin<Box<dyn Future<Output = Result<Open, Error>> + Send + 'a>>;
@@ -112,9 +118,16 @@ struct Open {
 
 impl Keeper<'_> {
     async fn until_lost(&self, slept: &mut watch::Receiver<()>) -> LostReason {
+        let renewed = async {
+            tokio::select! {
+                biased;
+                () = self.renewing.cancelled() => pending().await,
+                reason = self.streams() => reason,
+                reason = self.calls() => reason,
+            }
+        };
         tokio::select! {
-            reason = self.streams() => reason,
-            reason = self.calls() => reason,
+            reason = renewed => reason,
             reason = self.deadline(slept) => reason,
         }
     }

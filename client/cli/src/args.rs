@@ -8,7 +8,7 @@ use clap::{
 };
 use humantime::parse_duration;
 
-use crate::{acquire, fence, get, keepalive, output::Format, release, renew, run};
+use crate::{acquire, fence, get, keepalive, output::Format, release, renew, run, sidecar};
 
 /// Takes, renews, gives back and looks at locks.
 #[derive(Debug, Parser)]
@@ -68,6 +68,8 @@ pub(crate) enum Command {
     Get(get::Args),
     /// Run a command while holding a lock.
     Run(run::Args),
+    /// Stand for election, and keep the lock for the process next door.
+    Sidecar(sidecar::Args),
     /// What `run` starts: see [`run::exec`].
     #[command(hide = true)]
     Exec(run::exec::Args),

@@ -95,6 +95,8 @@ pub(crate) enum Failure {
     Fence(FenceFailure),
     /// The call went through, but its answer could not be printed.
     Output(io::Error),
+    /// Another port, another file or another hook is needed.
+    Setting(&'static str, io::Error),
     /// The machine refused what every program needs.
     Machine(io::Error),
 }
@@ -103,9 +105,9 @@ impl Failure {
     pub(crate) fn exit(&self) -> Exit {
         match self {
             Self::Fence(failure) => failure.exit(),
-            Self::Client(BuildError::Endpoints(_)) | Self::Call(Error::Rejected { .. }) => {
-                Exit::Configuration
-            }
+            Self::Client(BuildError::Endpoints(_))
+            | Self::Setting(..)
+            | Self::Call(Error::Rejected { .. }) => Exit::Configuration,
             Self::Call(Error::Refused { .. }) => Exit::NotAcquired,
             Self::Call(Error::Lost { .. } | Error::RequestSpent) => Exit::Lost,
             Self::Call(Error::Invalid { .. }) => Exit::Usage,
@@ -124,6 +126,7 @@ impl fmt::Display for Failure {
             Self::Client(error) => error.fmt(f),
             Self::Call(error) => error.fmt(f),
             Self::Fence(failure) => failure.fmt(f),
+            Self::Setting(flag, error) => write!(f, "{flag} cannot be used: {error}"),
             Self::Output(error) => write!(f, "cannot print the answer: {error}"),
             Self::Machine(error) => write!(f, "cannot start: {error}"),
         }

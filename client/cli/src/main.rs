@@ -18,6 +18,7 @@ use crate::{
 
 mod acquire;
 mod args;
+mod clock;
 mod exit;
 mod fence;
 mod get;
@@ -26,6 +27,8 @@ mod output;
 mod release;
 mod renew;
 mod run;
+mod sidecar;
+mod signals;
 
 fn main() -> ExitCode {
     let code = match Cli::try_parse() {
@@ -74,6 +77,7 @@ async fn dispatch(cli: Cli) -> Result<Exit, Failure> {
         }
         Command::Get(args) => get::run(args, &client()?.calls(), &output).await,
         Command::Run(args) => run::run(args, &client()?).await,
+        Command::Sidecar(args) => sidecar::run(args, &client()?).await,
         Command::Exec(args) => Ok(run::exec::run(&args)),
         Command::Guardian => Ok(run::guardian::run()),
         Command::Fence(args) => fence::run(args, timeout, &output).await,

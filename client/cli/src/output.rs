@@ -180,6 +180,11 @@ pub(crate) fn usage(message: &clap::Error) -> Exit {
     }
 }
 
+/// Whoever has a lock, as JSON.
+pub(crate) fn holder(holder: &Holder) -> Value {
+    object(holder_fields(holder))
+}
+
 /// With the precision of protobuf's JSON: none, or three digits. Cut, not
 /// rounded: what is left of a lease must not grow by being printed.
 pub(crate) fn seconds(duration: Duration) -> String {

@@ -25,17 +25,10 @@ use rustix::{
     fs::{OFlags, fcntl_getfl, fcntl_setfl},
     io::Errno,
     process::{Pid, Signal, kill_process_group},
-    time::{ClockId, clock_gettime},
 };
 
 use super::job::this_program;
-use crate::exit::Exit;
-
-/// The clock that both processes read, in ms; it counts sleep where one does.
-#[cfg(any(target_os = "linux", target_os = "android"))]
-const CLOCK: ClockId = ClockId::Boottime;
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
-const CLOCK: ClockId = ClockId::Monotonic;
+use crate::{clock::Moment, exit::Exit};
 
 /// Timers may stand still while the machine sleeps.
 const LONGEST_WAIT: Duration = Duration::from_millis(500);
@@ -49,7 +42,7 @@ pub(super) struct Guardian {
 /// What is said on the pipe, a line each.
 enum Word {
     Group(i32),
-    Until(u64),
+    Until(Moment),
     Done,
 }
 
@@ -74,10 +67,9 @@ impl Guardian {
         self.say(&Word::Group(group.as_raw_nonzero().get()));
     }
 
-    /// The lease may be trusted for so long, which was found out after `asked`.
-    pub(super) fn trust(&mut self, asked: Now, remaining: Duration) {
-        let remaining = u64::try_from(remaining.as_millis()).unwrap_or(u64::MAX);
-        self.say(&Word::Until(asked.0.saturating_add(remaining)));
+    /// The lease may be trusted until then.
+    pub(super) fn trust(&mut self, until: Moment) {
+        self.say(&Word::Until(until));
     }
 
     pub(super) fn done(mut self) {
@@ -90,26 +82,11 @@ impl Guardian {
     }
 }
 
-/// A point on the clock.
-#[derive(Clone, Copy)]
-pub(super) struct Now(u64);
-
-impl Now {
-    pub(super) fn look() -> Self {
-        let now = clock_gettime(CLOCK);
-        let now = Duration::new(
-            now.tv_sec.unsigned_abs(),
-            u32::try_from(now.tv_nsec).unwrap_or(0),
-        );
-        Self(u64::try_from(now.as_millis()).unwrap_or(u64::MAX))
-    }
-}
-
 impl fmt::Display for Word {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Group(group) => writeln!(f, "group {group}"),
-            Self::Until(time) => writeln!(f, "until {time}"),
+            Self::Until(time) => writeln!(f, "until {}", time.0),
             Self::Done => writeln!(f, "done"),
         }
     }
@@ -119,7 +96,7 @@ impl Word {
     fn parse(line: &str) -> Option<Self> {
         match line.split_once(' ') {
             Some(("group", group)) => group.parse().ok().map(Self::Group),
-            Some(("until", time)) => time.parse().ok().map(Self::Until),
+            Some(("until", time)) => time.parse().ok().map(|time| Self::Until(Moment(time))),
             Some(_) => None,
             None => (line == "done").then_some(Self::Done),
         }
@@ -138,15 +115,14 @@ pub(crate) fn run() -> Exit {
         }
     });
     let mut group = None;
-    let mut until = u64::MAX;
+    let mut until = Moment::NEVER;
     loop {
-        let left = Duration::from_millis(until.saturating_sub(Now::look().0));
-        match words.recv_timeout(left.min(LONGEST_WAIT)) {
+        match words.recv_timeout(until.remaining().min(LONGEST_WAIT)) {
             Ok(Some(Word::Group(number))) => group = Pid::from_raw(number),
             Ok(Some(Word::Until(time))) => until = time,
             Ok(Some(Word::Done)) => return Exit::Done,
             Ok(None) => {}
-            Err(RecvTimeoutError::Timeout) if Now::look().0 < until => {}
+            Err(RecvTimeoutError::Timeout) if Moment::now() < until => {}
             Err(RecvTimeoutError::Timeout) => {
                 kill(group);
                 // It may have been between two forks.
@@ -173,7 +149,7 @@ mod tests {
 
     #[test]
     fn words_come_across() {
-        for word in [Word::Group(7), Word::Until(u64::MAX), Word::Done] {
+        for word in [Word::Group(7), Word::Until(Moment::NEVER), Word::Done] {
             let said = word.to_string();
             let heard = Word::parse(said.trim_end()).map(|word| word.to_string());
             assert_eq!(heard, Some(said));

@@ -18,11 +18,8 @@ use rustix::{
 };
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::{
-    guardian::{Guardian, Now},
-    terminal::Terminal,
-};
-use crate::exit::Exit;
+use super::{guardian::Guardian, terminal::Terminal};
+use crate::{clock::Moment, exit::Exit};
 
 /// A command that was started.
 pub(super) struct Job {
@@ -116,8 +113,8 @@ impl Job {
     /// Has the group killed, whatever becomes of us, when the lease can no longer
     /// be trusted. To be said anew while it can.
     pub(super) fn not_beyond(&mut self, guard: &Guard) {
-        let asked = Now::look();
-        self.guardian.trust(asked, guard.remaining());
+        let asked = Moment::now();
+        self.guardian.trust(asked.after(guard.remaining()));
     }
 
     /// Nothing of it needs looking after any longer.

@@ -27,20 +27,17 @@ use humantime::parse_duration;
 use rustix::process::Signal;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use self::{
-    job::{Change, Job},
-    signals::Signals,
-};
+use self::job::{Change, Job};
 use crate::{
     acquire::label,
     exit::{Exit, Failure},
     output,
+    signals::Signals,
 };
 
 pub(crate) mod exec;
 pub(crate) mod guardian;
 mod job;
-mod signals;
 mod terminal;
 
 /// How long what was granted to nobody is waited for to be given back, when a

@@ -1,4 +1,4 @@
-//! Signals that come to us and are the command's.
+//! Signals that come to us: to be handed on, or to end what we do.
 
 use std::{fs, future::poll_fn, io, task::Poll};
 
@@ -26,14 +26,14 @@ const FORWARDED: [Signal; 13] = [
 /// Those that would not end us if we did nothing.
 const HARMLESS: [Signal; 4] = [Signal::CONT, Signal::TSTP, Signal::URG, Signal::WINCH];
 
-/// Signals that are handed on instead of doing what they do.
-pub(super) struct Signals {
+/// Signals that are listened to, instead of doing what they do.
+pub(crate) struct Signals {
     streams: Vec<(Signal, tokio::signal::unix::Signal)>,
 }
 
 impl Signals {
     /// From here on.
-    pub(super) fn listen() -> io::Result<Self> {
+    pub(crate) fn listen() -> io::Result<Self> {
         let ignored = ignored();
         let streams = FORWARDED
             .into_iter()
@@ -44,7 +44,7 @@ impl Signals {
     }
 
     /// The next one.
-    pub(super) async fn next(&mut self) -> Signal {
+    pub(crate) async fn next(&mut self) -> Signal {
         poll_fn(|context| {
             for (number, stream) in &mut self.streams {
                 if stream.poll_recv(context).is_ready() {
@@ -57,7 +57,7 @@ impl Signals {
     }
 
     /// The next one that is meant to end us.
-    pub(super) async fn deadly(&mut self) -> Signal {
+    pub(crate) async fn deadly(&mut self) -> Signal {
         loop {
             let signal = self.next().await;
             if !HARMLESS.contains(&signal) {

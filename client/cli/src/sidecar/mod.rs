@@ -1,0 +1,296 @@
+//! `fencepost sidecar`: the lock of a process next door.
+//!
+//! It stands for election again and again, and keeps the lock while it has it.
+//! Its neighbour, of any language, asks for the lease and its token over HTTP on
+//! the loopback interface, or reads a file. What happens to a lease:
+//!
+//! - Gained: the file says so, then the hook runs.
+//! - Lost: the file says so, then the hook runs, then it stands again. A new lease
+//!   has a new token.
+//! - `POST /release`: the neighbour has stopped. The hook runs, the lock is given
+//!   back, and for the time of a lease others go first.
+//! - Told to end (TERM, INT, HUP or QUIT): it keeps the lock until the neighbour
+//!   releases it, or `--release-after`; at once when it is told again.
+//! - `--require-heartbeat`: a neighbour that hangs says nothing, so without a
+//!   `POST /heartbeat` in time nothing is renewed any longer, and the lease runs
+//!   out. It stands again after the next one.
+//!
+//! The neighbour must do what every holder must: stop when the lease is lost, and
+//! fence its writes with the token.
+
+use std::{convert::Infallible, future::pending, net::SocketAddr, path::PathBuf, time::Duration};
+
+use fencepost_client::{AcquireOptions, Client, Error, Guard, LostReason};
+use humantime::parse_duration;
+use tokio::{
+    net::TcpListener,
+    sync::mpsc,
+    task::JoinSet,
+    time::{Instant, sleep, sleep_until, timeout},
+};
+
+use self::{
+    hooks::Hooks,
+    seat::{Order, Seat},
+};
+use crate::{
+    acquire::label,
+    exit::{Exit, Failure},
+    output,
+    signals::Signals,
+};
+
+mod hooks;
+mod http;
+mod seat;
+
+/// How often it is asked anew who has the lock, at least.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// How often the state file says for how long the lease may be trusted.
+const TELL: Duration = Duration::from_secs(1);
+
+/// How long what was granted to nobody is waited for to be given back.
+const GIVING_BACK: Duration = Duration::from_millis(800);
+
+/// What `sidecar` takes.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The name to lock.
+    resource: String,
+
+    /// Names ONE holder, such as a pod and never a deployment. [default: a new
+    /// name of host, process id and a random part]
+    #[arg(long)]
+    owner: Option<String>,
+
+    /// How long the lease lasts without a renewal.
+    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = parse_duration)]
+    ttl: Duration,
+
+    /// Shown to whoever is refused, such as a build or a zone. Repeatable.
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
+    labels: Vec<(String, String)>,
+
+    /// Where the neighbour asks: GET /lease, POST /release, POST /heartbeat.
+    /// Whoever reaches it can give the lock back.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:50053")]
+    listen: SocketAddr,
+
+    /// Where Kubernetes asks: GET /livez, GET /readyz. [default: nowhere]
+    #[arg(long, value_name = "ADDRESS")]
+    probe_listen: Option<SocketAddr>,
+
+    /// When /readyz says yes.
+    #[arg(long, value_enum, default_value_t = http::Ready::Held)]
+    ready: http::Ready,
+
+    /// A file that says what GET /lease does, replaced as a whole at each change.
+    #[arg(long, value_name = "PATH")]
+    state_file: Option<PathBuf>,
+
+    /// A command for `sh -c` when the lock was gained, which finds
+    /// FENCEPOST_RESOURCE, FENCEPOST_OWNER and FENCEPOST_TOKEN in its
+    /// environment. It has 10s.
+    #[arg(long, value_name = "COMMAND")]
+    on_gain: Option<String>,
+
+    /// The same when the lock was lost, or is about to be given back, with
+    /// FENCEPOST_REASON.
+    #[arg(long, value_name = "COMMAND")]
+    on_loss: Option<String>,
+
+    /// Renew only while the neighbour sends a POST /heartbeat this often.
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    require_heartbeat: Option<Duration>,
+
+    /// How long the lock is kept for the neighbour after we are told to end. 0s as
+    /// a native sidecar, which is told only when its neighbours have ended.
+    #[arg(long, value_name = "DURATION", default_value = "20s", value_parser = parse_duration)]
+    release_after: Duration,
+}
+
+pub(crate) async fn run(args: Args, client: &Client) -> Result<Exit, Failure> {
+    let mut signals = Signals::listen().map_err(Failure::Machine)?;
+    let (seat, mut orders) = Seat::new(&args.resource, args.state_file.clone());
+    seat.publish()
+        .map_err(|error| Failure::Setting("--state-file", error))?;
+    let mut servers = JoinSet::new();
+    let listener = bind("--listen", args.listen).await?;
+    servers.spawn(http::serve_neighbour(listener, seat.clone()));
+    if let Some(address) = args.probe_listen {
+        let listener = bind("--probe-listen", address).await?;
+        servers.spawn(http::serve_probes(listener, seat.clone(), args.ready));
+    }
+    let sidecar = Sidecar {
+        hooks: Hooks::new(&args),
+        args,
+        client,
+        seat,
+    };
+    let ended = tokio::select! {
+        ended = sidecar.stand_and_hold(&mut signals, &mut orders) => ended,
+        // Without a listener we are of no use.
+        Some(ended) = servers.join_next() => Err(Failure::Machine(http::why(ended))),
+    };
+    sidecar.seat.leave();
+    let _: Result<(), _> = timeout(GIVING_BACK, client.released()).await;
+    ended.map(|()| Exit::Done)
+}
+
+async fn bind(flag: &'static str, address: SocketAddr) -> Result<TcpListener, Failure> {
+    TcpListener::bind(address)
+        .await
+        .map_err(|error| Failure::Setting(flag, error))
+}
+
+/// Why a lease is over.
+enum Left {
+    Lost(LostReason),
+    /// The neighbour has stopped, and wants to hear when others can go on.
+    Released(Option<Order>),
+}
+
+struct Sidecar<'a> {
+    args: Args,
+    client: &'a Client,
+    seat: Seat,
+    hooks: Hooks,
+}
+
+impl Sidecar<'_> {
+    /// Until we are told to end.
+    async fn stand_and_hold(
+        &self,
+        signals: &mut Signals,
+        orders: &mut mpsc::Receiver<Order>,
+    ) -> Result<(), Failure> {
+        loop {
+            let guard = tokio::select! {
+                guard = self.stand() => guard?,
+                _ = signals.deadly() => return Ok(()),
+                never = refuse(orders) => match never {},
+            };
+            let token = guard.fencing_token();
+            let owner = guard.owner().to_owned();
+            let lost = guard.lost_token();
+            self.seat.sit(guard);
+            let left = self.hold(signals, orders, &lost, &owner, token).await;
+            match left {
+                Left::Lost(reason) => {
+                    output::error(&format!("the lease is lost: {reason}"));
+                    self.seat.leave();
+                    self.hooks.lost(&owner, token, reason.as_str()).await;
+                }
+                Left::Released(order) => {
+                    self.hooks.lost(&owner, token, "RELEASED").await;
+                    let given_back = match self.seat.leave() {
+                        Some(guard) => guard.release().await,
+                        None => Ok(()),
+                    };
+                    if let Err(error) = &given_back {
+                        output::error(&format!("the lock was not given back: {error}"));
+                    }
+                    if let Some(order) = order {
+                        order.carried_out(given_back);
+                    }
+                    if !self.seat.is_stopping() {
+                        tokio::select! {
+                            () = sleep(self.args.ttl) => {}
+                            _ = signals.deadly() => return Ok(()),
+                            never = refuse(orders) => match never {},
+                        }
+                    }
+                }
+            }
+            if self.seat.is_stopping() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Until the lock is ours.
+    async fn stand(&self) -> Result<Guard, Failure> {
+        loop {
+            if let Some(within) = self.args.require_heartbeat {
+                self.seat.heartbeat_within(within).await;
+            }
+            let mut options = AcquireOptions::default().ttl(self.args.ttl).wait(LOOK);
+            options.owner.clone_from(&self.args.owner);
+            options.labels = self.args.labels.iter().cloned().collect();
+            match self
+                .client
+                .acquire_with_retry(&self.args.resource, options)
+                .await
+            {
+                Ok(guard) => return Ok(guard),
+                Err(Error::Refused { holder }) => self.seat.refused(holder),
+                Err(error) if error.is_transient() => {
+                    self.seat.unknown();
+                    output::error(&format!("{error}; trying again"));
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    async fn hold(
+        &self,
+        signals: &mut Signals,
+        orders: &mut mpsc::Receiver<Order>,
+        lost: &tokio_util::sync::CancellationToken,
+        owner: &str,
+        token: i64,
+    ) -> Left {
+        let mut gained = std::pin::pin!(self.hooks.gained(owner, token));
+        let mut told = false;
+        let mut silent = false;
+        let mut release_at: Option<Instant> = None;
+        loop {
+            tokio::select! {
+                biased;
+                () = lost.cancelled() => return Left::Lost(self.seat.lost_reason()),
+                Some(order) = orders.recv() => return Left::Released(Some(order)),
+                () = at(release_at) => return Left::Released(None),
+                _ = signals.deadly() => {
+                    let again = self.seat.stop();
+                    let grace = if again { Duration::ZERO } else { self.args.release_after };
+                    release_at = Some(Instant::now() + grace);
+                }
+                () = self.silence(), if !silent => {
+                    silent = true;
+                    output::error("no heartbeat in time: the lease is not renewed any longer");
+                    self.seat.stop_renewing();
+                }
+                () = &mut gained, if !told => told = true,
+                () = sleep(TELL) => self.seat.tell(),
+            }
+        }
+    }
+
+    /// Until a heartbeat is overdue; for ever when none is required.
+    async fn silence(&self) {
+        match self.args.require_heartbeat {
+            Some(within) => self.seat.silent_for(within).await,
+            None => pending().await,
+        }
+    }
+}
+
+/// There is nothing to release.
+async fn refuse(orders: &mut mpsc::Receiver<Order>) -> Infallible {
+    loop {
+        match orders.recv().await {
+            Some(order) => order.not_held(),
+            None => pending().await,
+        }
+    }
+}
+
+/// Waits until then; for ever when there is no such time.
+async fn at(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
+        None => pending().await,
+    }
+}
