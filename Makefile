@@ -4,7 +4,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test demo check fmt clean-tools \
+.PHONY: help setup run test soak demo check fmt clean-tools \
 	check-fmt check-shell check-proto check-deps check-clippy check-doc
 
 # The debug profile: its first build is far shorter than a release build, and a
@@ -29,6 +29,11 @@ test: ## Run the whole suite on a real server and a real Postgres
 	@deploy/setup.sh test
 	cargo build --workspace --bins
 	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-6} cargo test --workspace
+
+soak: ## Run the tests that take ten minutes and more
+	@deploy/setup.sh test
+	cargo build --workspace --bins
+	cargo test --workspace -- --ignored --nocapture
 
 demo: ## Show a frozen holder's late write being refused, in under a minute
 	@deploy/setup.sh

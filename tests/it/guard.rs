@@ -8,6 +8,8 @@
 
 mod dropped;
 mod lost;
+mod network;
+mod process;
 mod waiting;
 
 use std::{

@@ -187,6 +187,15 @@ pub fn cpu_time(pid: u32) -> Option<Duration> {
     stat(pid).map(|stat| stat.cpu)
 }
 
+/// What a process has in memory now, in KiB.
+pub fn resident_memory(pid: u32) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
 struct Stat {
     state: char,
     parent: u32,
@@ -204,4 +213,10 @@ fn stat(pid: u32) -> Option<Stat> {
         // Linux counts in hundredths of a second on every platform.
         cpu: Duration::from_millis(ticks * 10),
     })
+}
+
+/// `CLOCK_BOOTTIME`, in ms: one clock for all processes of the machine.
+pub fn boottime_ms() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    now.tv_sec.unsigned_abs() * 1000 + now.tv_nsec.unsigned_abs() / 1_000_000
 }
