@@ -13,7 +13,7 @@ mod process;
 mod waiting;
 
 use std::{
-    sync::Arc,
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
@@ -184,6 +184,49 @@ async fn work_is_dropped_when_its_lease_is_lost() {
     let reason = LostReason::NotFound;
     assert_eq!(outcome, Err(Error::Lost { reason }));
     assert!(dropped.load(std::sync::atomic::Ordering::SeqCst));
+}
+
+/// Whoever waits behind it starts only after the work has ended.
+#[tokio::test(flavor = "multi_thread")]
+async fn work_that_is_cancelled_ends_before_its_lock_is_given_back() {
+    /// Work that takes a while to be dropped.
+    struct Winding(Arc<Mutex<Option<Instant>>>);
+    impl Drop for Winding {
+        fn drop(&mut self) {
+            std::thread::sleep(SHORT);
+            *self.0.lock().unwrap() = Some(Instant::now());
+        }
+    }
+    let client = ours().await;
+    let name = fresh("guard");
+    let ended = Arc::new(Mutex::new(None));
+    let work = {
+        let (client, name, winding) = (client.clone(), name.clone(), Winding(Arc::clone(&ended)));
+        tokio::spawn(async move {
+            client
+                .with_lock(&name, lease_of(SHORT), async move |_| {
+                    let _winding = winding;
+                    std::future::pending::<()>().await;
+                })
+                .await
+        })
+    };
+    within(LONG, "the lock to be taken", async || {
+        client.get(&name).await.unwrap()
+    })
+    .await;
+    let next = {
+        let (client, name) = (client.clone(), name.clone());
+        tokio::spawn(async move {
+            let guard = client.acquire_with_retry(&name, lease_of(LONG)).await;
+            (Instant::now(), guard)
+        })
+    };
+    work.abort();
+    let (started, guard) = next.await.unwrap();
+    guard.expect("its turn").release().await.unwrap();
+    let ended = ended.lock().unwrap().expect("the work has ended");
+    assert!(started > ended);
 }
 
 /// For tasks that are spawned.

@@ -50,6 +50,7 @@ mod replicas;
 mod row_locks;
 mod secrets;
 mod settings;
+mod sidecar;
 mod stalled;
 mod start;
 mod tokens;
