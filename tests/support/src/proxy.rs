@@ -79,7 +79,13 @@ pub struct Proxy {
 impl Proxy {
     /// Starts a proxy in front of `target` that lets all pass.
     pub async fn start(target: SocketAddr) -> Self {
-        let address = free_address();
+        let (address, listener) = loop {
+            // Others look for free ports at the same time.
+            let address = free_address();
+            if let Ok(listener) = Listener::bind(address).await {
+                break (address, listener);
+            }
+        };
         let (plan, watched) = watch::channel(Plan {
             target,
             up: Flow::Pass,
@@ -89,9 +95,6 @@ impl Proxy {
             with_reset: false,
         });
         let counters = Arc::<Counters>::default();
-        let listener = Listener::bind(address)
-            .await
-            .expect("the address was free just now");
         counters.listening.store(true, Ordering::SeqCst);
         let acceptor = tokio::spawn(accept(address, listener, watched, Arc::clone(&counters)));
         Self {
