@@ -69,7 +69,7 @@ impl Exit {
 
     /// The code, with our own ones moved to begin at `first`.
     pub(crate) fn code(self, first: Option<u8>) -> u8 {
-        let own = |code| first.unwrap_or(FIRST_OWN) + code - FIRST_OWN;
+        let own = |code| first.unwrap_or(FIRST_OWN) + (code - FIRST_OWN);
         match self {
             Self::Done => 0,
             Self::Free => 1,
