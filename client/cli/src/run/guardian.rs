@@ -8,8 +8,9 @@
 //! is over, it kills the group.
 //!
 //! It is in a process group of its own, so that the keys of a terminal and a KILL
-//! of the command's group do not reach it. Whoever kills both at once, as the end
-//! of a container does, has to kill the command as well.
+//! of the command's group do not reach it, and it takes no notice of signals, which
+//! service managers send to all that they find. Whoever kills both at once, as the
+//! end of a container does, has to kill the command as well.
 
 use std::{
     fmt,
@@ -21,6 +22,7 @@ use std::{
     time::Duration,
 };
 
+use nix::sys::signal::SigSet;
 use rustix::{
     fs::{OFlags, fcntl_getfl, fcntl_setfl},
     io::Errno,
@@ -105,6 +107,8 @@ impl Word {
 
 /// The other end: the hidden subcommand.
 pub(crate) fn run() -> Exit {
+    // For all threads to come. The end of the pipe is what ends this process.
+    let _: nix::Result<()> = SigSet::all().thread_block();
     let (says, words) = mpsc::channel();
     let _reader = thread::spawn(move || {
         for line in io::stdin().lock().lines() {

@@ -111,7 +111,8 @@ impl Job {
     }
 
     /// Has the group killed, whatever becomes of us, when the lease can no longer
-    /// be trusted. To be said anew while it can.
+    /// be trusted. To be said anew while it can, and not once it cannot: the last
+    /// word stands.
     pub(super) fn not_beyond(&mut self, guard: &Guard) {
         let asked = Moment::now();
         self.guardian.trust(asked.after(guard.remaining()));

@@ -15,7 +15,8 @@
 //! nothing of the group is left. A lease that is not confirmed leaves a third of
 //! its time for this: TERM comes when so much is left, and KILL a margin before
 //! it is over, so that nothing of the group is left when the next holder starts.
-//! A lease that the server calls over is over: KILL comes right after TERM.
+//! A lease that the server calls over has ended early: the command has that margin
+//! from TERM to KILL.
 //!
 //! Nothing of the group outlives us, or the lease, when we are killed or stopped:
 //! see [`exec`] for the command and [`guardian`] for the rest.
@@ -42,7 +43,7 @@ mod terminal;
 
 /// How long what was granted to nobody is waited for to be given back, when a
 /// signal ends us.
-const GIVING_BACK: Duration = Duration::from_millis(800);
+const GIVING_BACK: Duration = Duration::from_millis(600);
 
 /// Between looks at a group of which only orphans are left.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
@@ -116,9 +117,17 @@ pub(crate) async fn run(args: Args, client: &Client) -> Result<Exit, Failure> {
             return Ok(Exit::by_signal(signal));
         }
     };
+    let job = match Job::start(&args.command, &guard) {
+        Ok(job) => job,
+        Err(error) => {
+            // Nobody needs it, and we will not be there to do it later.
+            let _: Result<(), Error> = guard.release().await;
+            return Err(Failure::Machine(error));
+        }
+    };
     let mut watch = Watch {
         guard: &guard,
-        job: Job::start(&args.command, &guard).map_err(Failure::Machine)?,
+        job,
         on_lost: args.on_lost,
         grace: args.grace,
         notice: args.grace.min(args.ttl / 3),
@@ -184,11 +193,13 @@ impl Watch<'_> {
             if let Some(exit) = ended
                 && (self.kill_at.is_none() || self.job.is_gone())
             {
-                let stopped_for_it = self.lease != Lease::Confirmed && self.on_lost == OnLost::Kill;
+                // The guardian may have been faster, when we got no time to run.
+                let overdue = self.lease != Lease::Confirmed || !self.guard.is_held();
+                let stopped_for_it = overdue && self.on_lost == OnLost::Kill;
                 return if stopped_for_it { Exit::Lost } else { exit };
             }
             let guard = self.guard;
-            if self.on_lost == OnLost::Kill {
+            if self.on_lost == OnLost::Kill && self.lease != Lease::Lost {
                 self.job.not_beyond(guard);
             }
             tokio::select! {
