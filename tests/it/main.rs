@@ -48,6 +48,7 @@ mod programs;
 mod refusals;
 mod replicas;
 mod row_locks;
+mod run;
 mod secrets;
 mod settings;
 mod sidecar;
