@@ -15,7 +15,7 @@ use crate::{
     world::{client, shared},
 };
 
-const TTL: Duration = Duration::from_secs(2);
+const TTL: Duration = Duration::from_secs(3);
 const SECOND: Duration = Duration::from_secs(1);
 
 async fn gone(pid: u32) {
@@ -30,7 +30,7 @@ async fn nothing_of_the_command_outlives_a_killed_fencepost() {
     let (mut client, resource, stamps) = (client().await, fresh("killed"), Stamps::new());
     let command = stamps.command("stubborn");
     let endpoint = shared().await.server.url();
-    let run = Run::start(&endpoint, &resource, &["--ttl", "2s"], &words(&command));
+    let run = Run::start(&endpoint, &resource, &["--ttl", "3s"], &words(&command));
     within(PATIENCE, "three processes", async || {
         (run.left().len() == 3).then_some(())
     })
@@ -94,7 +94,7 @@ async fn a_command_goes_on_without_its_guardian() {
     for killed in [false, true] {
         let (mut client, resource) = (client().await, fresh("guardian"));
         let command = ["/bin/sh", "-c", COUNTS];
-        let run = Run::start(&endpoint, &resource, &["--ttl", "2s"], &command);
+        let run = Run::start(&endpoint, &resource, &["--ttl", "3s"], &command);
         run.says("ready").await;
         let guardian = run.guardian();
         system::signal(guardian, Signal::KILL);

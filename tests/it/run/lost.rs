@@ -7,8 +7,8 @@ use fencepost_support::calls::{get, granted};
 use super::stage::{Network, Run, fresh};
 use crate::world::{LONG, World, client, outlive, shared};
 
-const TTL: Duration = Duration::from_secs(2);
-const FLAGS: [&str; 2] = ["--ttl", "2s"];
+const TTL: Duration = Duration::from_secs(3);
+const FLAGS: [&str; 2] = ["--ttl", "3s"];
 
 /// Ends when it is told, and says so.
 const POLITE: &str = "

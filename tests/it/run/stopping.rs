@@ -38,7 +38,9 @@ async fn the_lock_is_kept_while_the_command_winds_down() {
         () = first.says("has ended") => {}
     }
     assert!(told.elapsed() >= Duration::from_secs(3));
-    first.ends(5).await;
+    // A machine that is too busy to renew in time is a reason to say so.
+    let code = if first.has_said("ends soon") { 76 } else { 5 };
+    first.ends(code).await;
     started.await;
     next.signal(Signal::TERM);
     next.ends(143).await;
@@ -51,7 +53,7 @@ async fn a_command_that_ignores_term_is_killed_after_the_grace() {
     const GRACE: Duration = Duration::from_millis(1500);
     let (mut client, resource) = (client().await, fresh("stubborn"));
     let command = ["/bin/sh", "-c", STUBBORN];
-    let flags = ["--ttl", "1s", "--grace", "1500ms"];
+    let flags = ["--grace", "1500ms"];
     let run = Run::start(&shared().await.server.url(), &resource, &flags, &command);
     run.says("ready").await;
     assert!(run.left().len() >= 3, "{:?}", run.left());
@@ -68,8 +70,8 @@ async fn a_command_that_ignores_term_is_killed_after_the_grace() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_lock_is_kept_until_the_whole_group_has_ended() {
     const LEAVES: &str = "
-        (trap '' TERM; echo ready; sleep 60; sleep 60) &
         trap 'exit 3' TERM
+        (trap '' TERM; echo ready; sleep 60; sleep 60) &
         while :; do sleep 0.02; done";
     let (mut client, resource) = (client().await, fresh("whole-group"));
     let command = ["/bin/sh", "-c", LEAVES];
@@ -93,7 +95,7 @@ async fn a_command_that_has_had_the_lock_for_too_long_is_stopped() {
     let endpoint = shared().await.server.url();
     for (script, code) in [("echo ready; exec sleep 60", 143), (STUBBORN, 137)] {
         let (mut client, resource) = (client().await, fresh("max-hold"));
-        let flags = ["--ttl", "1s", "--max-hold", "2s", "--grace", "500ms"];
+        let flags = ["--max-hold", "2s", "--grace", "500ms"];
         let run = Run::start(&endpoint, &resource, &flags, &["/bin/sh", "-c", script]);
         run.says("ready").await;
         let since = Instant::now();
