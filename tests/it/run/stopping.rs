@@ -1,9 +1,15 @@
 //! How a command is stopped: told, given time, killed; and the lock is kept for
 //! all of it.
 
-use std::time::{Duration, Instant};
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
 
-use fencepost_support::calls::granted;
+use fencepost_support::{
+    calls::granted,
+    wait::{PATIENCE, within},
+};
 use rustix::process::Signal;
 
 use super::stage::{Run, Stamps, fresh, words};
@@ -120,6 +126,11 @@ async fn a_paused_command_is_woken_to_end() {
     let command = ["/bin/sh", "-c", PAUSES];
     let run = Run::start(&shared().await.server.url(), &resource, &[], &command);
     run.says("ready").await;
+    within(PATIENCE, "it is paused", async || {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", run.left().first()?)).ok()?;
+        stat.contains(") T ").then_some(())
+    })
+    .await;
     run.signal(Signal::TERM);
     run.ends_within(Duration::from_secs(5), 4).await;
     assert!(run.has_said("heard"));

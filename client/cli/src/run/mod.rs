@@ -85,7 +85,8 @@ pub(crate) struct Args {
     max_hold: Option<Duration>,
 
     /// Move our own exit codes away from the command's: 64 becomes N, 69
-    /// N+5, 70 N+6, 75 N+11, 76 N+12, 78 N+14.
+    /// N+5, 70 N+6, 75 N+11, 76 N+12, 78 N+14. A command line that makes no sense
+    /// ends with 64 all the same.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=241))]
     pub(crate) own_exit_codes: Option<u8>,
 
