@@ -55,11 +55,8 @@ async fn orphans_leave_no_zombies_and_the_exit_code_is_the_commands() {
     let (run, first) = start(&fresh("orphans"), ORPHANS).await;
     run.says("all started").await;
     // In there, the numbers are small.
-    assert!(
-        run.has_said("I am 3") || run.has_said("I am 4"),
-        "{}",
-        run.process.tail()
-    );
+    let inside = (2..10).any(|pid| run.has_said(&format!("I am {pid}")));
+    assert!(inside, "{}", run.process.tail());
     within(PATIENCE, "the orphans have ended", async || {
         // The command, its sleep, and what looks after them.
         (run.left().len() <= 2).then_some(())

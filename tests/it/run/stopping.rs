@@ -62,7 +62,10 @@ async fn a_command_that_ignores_term_is_killed_after_the_grace() {
     let flags = ["--grace", "1500ms"];
     let run = Run::start(&shared().await.server.url(), &resource, &flags, &command);
     run.says("ready").await;
-    assert!(run.left().len() >= 3, "{:?}", run.left());
+    within(PATIENCE, "three processes", async || {
+        (run.left().len() >= 3).then_some(())
+    })
+    .await;
     let told = Instant::now();
     run.signal(Signal::TERM);
     run.ends(137).await;
