@@ -4,15 +4,15 @@ use std::time::{Duration, Instant};
 
 use fencepost_client::{Client, Error, LostReason};
 use fencepost_support::{
-    Server,
+    Postgres, Server,
     calls::{self, granted},
-    postgres::fresh_database,
+    postgres::{Stop, fresh_database},
     proxy::Proxy,
 };
 use tokio::time::timeout;
 
 use super::{client_of, free_within, hold, ours};
-use crate::world::{LONG, World, fresh, shared};
+use crate::world::{LONG, SHORT, World, fresh, shared};
 
 const TTL: Duration = Duration::from_secs(1);
 /// A ping after five seconds of silence, which has five seconds to be answered.
@@ -133,14 +133,14 @@ async fn and_acquired_anew() {
     let proxy = Proxy::start(server.grpc()).await;
     let client = Client::connect_lazy(format!("http://{}", proxy.address())).unwrap();
     let mut before = 0;
-    for round in 0..5 {
+    for round in 0..20 {
         let guard = client
-            .acquire_with_retry("a", super::lease_of(TTL).wait(Duration::from_secs(20)))
+            .acquire_with_retry("a", super::lease_of(SHORT).wait(Duration::from_secs(20)))
             .await
             .unwrap_or_else(|error| panic!("round {round}: {error}"));
         assert!(guard.fencing_token() > before);
         before = guard.fencing_token();
-        let lost = timeout(TTL * 3, guard.lost()).await;
+        let lost = timeout(SHORT * 3, guard.lost()).await;
         assert!(lost.is_err(), "round {round}: {lost:?}");
         proxy.refuse().await;
         proxy.reset().await;
@@ -149,4 +149,56 @@ async fn and_acquired_anew() {
         drop(guard);
     }
     free_within(&client, "a", Duration::from_secs(5)).await;
+}
+
+/// The database is away for longer than the lease: the holder knows in time, and
+/// the next one starts after that.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_database_is_away() {
+    let mut postgres = Postgres::start().await;
+    let server = Server::start(&postgres.url()).await;
+    let client = client_of(&server);
+    let guard = hold(&client, "a", TTL).await;
+    let (ends, token) = (guard.lost_token(), guard.fencing_token());
+    let lost = tokio::spawn(async move {
+        ends.cancelled().await;
+        Instant::now()
+    });
+    let next = {
+        let client = client_of(&server);
+        tokio::spawn(async move {
+            let guard = client.acquire_with_retry("a", super::lease_of(LONG)).await;
+            (Instant::now(), guard)
+        })
+    };
+    postgres.stop(Stop::Fast).await;
+    let reason = timeout(TTL * 2, guard.lost()).await;
+    assert_eq!(reason, Ok(LostReason::Unconfirmed));
+    postgres.start_again().await;
+    let (started, next) = next.await.unwrap();
+    let next = next.expect("the lock of a lease that has ended");
+    assert!(lost.await.unwrap() < started);
+    assert!(next.fencing_token() > token);
+    assert!(!guard.is_held());
+    next.release().await.unwrap();
+}
+
+/// One bad heartbeat is not a loss, nor are many: while there is time, it is tried.
+#[tokio::test(flavor = "multi_thread")]
+async fn sessions_of_the_database_are_killed_again_and_again() {
+    let world = World::start().await;
+    let client = client_of(&world.server);
+    let guard = hold(&client, "a", TTL * 2).await;
+    let admin = world.database.client().await;
+    for _ in 0..50 {
+        admin
+            .run(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+                  WHERE datname = current_database() AND pid <> pg_backend_pid()",
+            )
+            .await;
+        tokio::time::sleep(TTL / 5).await;
+        assert!(guard.is_held());
+    }
+    guard.release().await.unwrap();
 }

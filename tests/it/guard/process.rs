@@ -86,6 +86,26 @@ async fn a_frozen_holder_knows_when_it_wakes() {
     guard.release().await.unwrap();
 }
 
+/// What was missed while it was frozen is not caught up with.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_holder_that_wakes_in_time_storms_nobody() {
+    const COUNT: u64 = 50;
+    let (_database, server) = server().await;
+    let proxy = Proxy::start(server.grpc()).await;
+    let holders = guards(&url(proxy.address()), 50, Duration::from_secs(30)).await;
+    holders.signal(Signal::STOP);
+    // Longer than the server's pings wait for an answer.
+    sleep(Duration::from_secs(13)).await;
+    let before = proxy.passed_up();
+    holders.signal(Signal::CONT);
+    sleep(Duration::from_secs(1)).await;
+    let each = (proxy.passed_up() - before) / COUNT;
+    println!("{each} bytes a guard in the first second");
+    // A renewal, by a stream or a call, has some 200 with its headers.
+    assert!(each < 500);
+    assert_eq!(lost(&holders), [""; 0]);
+}
+
 /// Replicas are stopped and started one after the other, as in a rolling update.
 #[tokio::test(flavor = "multi_thread")]
 async fn restarts_of_replicas_lose_no_lock_and_fail_no_call() {

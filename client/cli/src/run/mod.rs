@@ -113,8 +113,7 @@ pub(crate) async fn run(args: Args, client: &Client) -> Result<Exit, Failure> {
     let guard = tokio::select! {
         guard = client.acquire_with_retry(&args.resource, options(&args)) => guard?,
         signal = signals.deadly() => {
-            // Late is better than never, but we were told to end.
-            let _: Result<(), _> = timeout(GIVING_BACK, client.released()).await;
+            give_back(client).await;
             return Ok(Exit::by_signal(signal));
         }
     };
@@ -140,12 +139,19 @@ pub(crate) async fn run(args: Args, client: &Client) -> Result<Exit, Failure> {
     let exit = watch.until_ended(&mut signals, max_hold).await;
     let known_lost = watch.lease == Lease::Lost;
     watch.job.done();
-    match guard.release().await {
-        Err(Error::Lost { .. }) if known_lost => {}
-        Err(error) => output::error(&format!("the lock was not given back: {error}")),
-        Ok(()) => {}
+    if known_lost {
+        // Most likely nobody answers; nobody should have to wait for that.
+        drop(guard);
+        give_back(client).await;
+    } else if let Err(error) = guard.release().await {
+        output::error(&format!("the lock was not given back: {error}"));
     }
     Ok(exit)
+}
+
+/// Late is better than never, but not for long.
+async fn give_back(client: &Client) {
+    let _: Result<(), _> = timeout(GIVING_BACK, client.released()).await;
 }
 
 fn options(args: &Args) -> AcquireOptions {
