@@ -6,7 +6,9 @@
 //!
 //! An acquisition that ends without a guard may still have been granted by a try
 //! that nobody heard of: the caller went away, or the time was over. One more try
-//! finds out, in the background, and what it gets is given back.
+//! finds out, in the background, and what it gets is given back. Not where the
+//! caller has chosen the owner or the id: a later acquisition of the same may hold
+//! the lock by then, and would lose it.
 //!
 //! The pauses are random up to a bound that doubles ("full jitter": Marc Brooker,
 //! *Exponential Backoff And Jitter*), and never longer than the holder's lease
@@ -23,7 +25,7 @@ use tokio::{
 use tracing::Instrument as _;
 
 use crate::{
-    AcquireOptions, Acquisition, Error, Guard, Lock,
+    AcquireOptions, Acquisition, Error, Guard, Holder, Lock,
     calls::{acquire_request, new_request_id},
     client::Shared,
     guard::Releasing,
@@ -36,7 +38,10 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(2);
 
 /// As after so many tries is the pause when the lock has changed hands: up to 80 ms.
 /// From the first on, many waiters would ask more often than a server can answer.
-const MOVING: u32 = 2;
+const MOVING: u32 = 3;
+
+/// With less time than this no server is asked: it could not answer.
+const SHORTEST_TRY: Duration = Duration::from_millis(50);
 
 /// For how long it is asked what became of a try nobody heard of.
 const LAST_QUESTION: Duration = Duration::from_secs(2);
@@ -74,8 +79,8 @@ pub(crate) async fn acquire(
     if margin.is_some_and(|margin| margin >= options.ttl) {
         return Err(invalid("margin", "must be shorter than the ttl"));
     }
-    // An id of the caller's own is the caller's to change.
     let own_id = options.request_id.is_none();
+    let own_owner = options.owner.is_none();
     let request = acquire_request(resource, options)?;
     let span = tracing::info_span!("acquire", resource, owner = request.owner);
 
@@ -92,13 +97,13 @@ pub(crate) async fn acquire(
             backoff: shared.backoff,
             request,
             own_id,
+            own_owner,
             margin,
             unheard_of: false,
         };
         tokio::select! {
             biased;
             releasing = &mut given_up => {
-                taking.unheard_of = true;
                 taking.give_back().await;
                 drop(releasing);
             }
@@ -146,8 +151,10 @@ struct Taking {
     wire: Wire,
     backoff: Backoff,
     request: v1::AcquireRequest,
-    /// Whether the request's id is ours to change.
+    /// Whether the request's id is ours, and not the caller's.
     own_id: bool,
+    /// Whether its owner is.
+    own_owner: bool,
     margin: Option<Duration>,
     /// A try may have been granted without our knowing.
     unheard_of: bool,
@@ -159,21 +166,22 @@ impl Taking {
         // A time that no clock can tell is no limit.
         let deadline = wait.and_then(|wait| Instant::now().checked_add(wait));
         let mut tries = 0;
-        let mut refused_by = None;
+        let mut refused: Option<Holder> = None;
         loop {
-            let left = deadline
-                .filter(|_| !once)
-                .map_or(Duration::MAX, |deadline| {
-                    deadline.saturating_duration_since(Instant::now())
-                });
+            let left = match deadline {
+                Some(deadline) if !once => deadline.saturating_duration_since(Instant::now()),
+                Some(_) | None => Duration::MAX,
+            };
             let wire = self.wire.within(self.wire.timeout.min(left));
+            // From here on, whoever is dropped does not know.
+            let before = self.unheard_of;
+            self.unheard_of = true;
             let error = match wire.acquire(self.request.clone()).await {
                 Ok((Acquisition::Acquired(lock), Some(granted))) => {
                     // The answer may have taken most of the lease's time.
                     if !granted.trusted_for(self.margin).is_zero() {
                         return Ok((lock, granted));
                     }
-                    self.unheard_of = true;
                     Error::TimedOut
                 }
                 Ok((Acquisition::Refused(holder), _)) => {
@@ -187,44 +195,42 @@ impl Taking {
                     continue;
                 }
                 Err(error) => {
-                    self.unheard_of |= error.may_have_happened();
+                    self.unheard_of = before || error.may_have_happened();
                     error
                 }
             };
+            tries += 1;
             let pause = match &error {
                 _ if once => return Err(error),
                 Error::Refused { holder } => {
-                    let by = Some((holder.owner.clone(), holder.acquired_at));
-                    if refused_by != by {
-                        refused_by = by;
+                    let same = refused.replace(holder.clone()).is_some_and(|before| {
+                        before.owner == holder.owner && before.acquired_at == holder.acquired_at
+                    });
+                    if !same {
                         tries = tries.min(MOVING);
                     }
-                    tries += 1;
                     // A little after it, not all at the same time.
                     let free = holder.remaining + self.backoff.pause(1);
                     self.backoff.pause(tries).min(free)
                 }
-                error if error.is_transient() => {
-                    tries += 1;
-                    self.backoff.pause(tries)
-                }
+                error if error.is_transient() => self.backoff.pause(tries),
                 _ => return Err(error),
             };
             tracing::trace!(%error, ?pause, "not acquired yet");
-            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            match left {
-                Some(left) if left <= pause => {
+            if let Some(deadline) = deadline {
+                let left = deadline.saturating_duration_since(Instant::now());
+                if left <= pause + SHORTEST_TRY {
                     sleep(left).await;
                     return Err(error);
                 }
-                Some(_) | None => sleep(pause).await,
             }
+            sleep(pause).await;
         }
     }
 
     /// Asks once more what became of a try nobody heard of, and undoes it.
     async fn give_back(self) {
-        if !self.unheard_of {
+        if !(self.unheard_of && self.own_id && self.own_owner) {
             return;
         }
         let wire = self.wire.within(LAST_QUESTION);

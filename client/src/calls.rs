@@ -31,7 +31,8 @@ impl Calls {
     /// lease expired before the call was repeated; else
     /// [`Invalid`](Error::Invalid), [`Unavailable`](Error::Unavailable),
     /// [`TimedOut`](Error::TimedOut), [`Rejected`](Error::Rejected) or
-    /// [`Internal`](Error::Internal).
+    /// [`Internal`](Error::Internal). [`wait`](AcquireOptions::wait) and
+    /// [`margin`](AcquireOptions::margin) mean nothing here.
     pub async fn acquire(
         &self,
         resource: &str,
@@ -94,8 +95,11 @@ impl Calls {
         options: KeepAliveOptions,
     ) -> Result<KeepAlive, Error> {
         let key = key(resource, owner, fencing_token);
-        self.run(async move |wire| wire.keep_alive(&key, options).await)
-            .await
+        let opened = self.run(async move |wire| wire.keep_alive(&key, options).await);
+        Ok(KeepAlive {
+            stream: opened.await?,
+            _shared: Arc::clone(&self.shared),
+        })
     }
 
     /// Looks at the lock: its live lease, or `None` when it is free. A caller

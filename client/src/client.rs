@@ -17,7 +17,7 @@ use crate::{
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A client of one or more replicas of a Fencepost server. Cheap to clone: all
-/// clones, and all their guards, share one thread and two connections.
+/// clones, and all their guards, share one thread, and two connections to a server.
 ///
 /// May be made and used anywhere, also where there is no Tokio runtime.
 #[derive(Debug, Clone)]
@@ -77,7 +77,8 @@ impl ClientBuilder {
     /// The pauses of [`acquire_with_retry`](Client::acquire_with_retry): each is
     /// chosen at random up to a bound ("full jitter"), which is `first` at first
     /// and doubles from try to try until it is `longest`. 20 ms and 1 s unless
-    /// set.
+    /// set. When the lock has changed hands meanwhile it is at most four times
+    /// `first`.
     pub fn backoff(self, first: Duration, longest: Duration) -> Self {
         let backoff = Backoff { first, longest };
         Self { backoff, ..self }
@@ -138,7 +139,9 @@ impl Client {
     /// Takes the lock and keeps it, or learns who has it. Never waits for the
     /// holder.
     ///
-    /// May be dropped at any time: what it took by then is given back.
+    /// May be dropped at any time: what it took by then is given back, where the
+    /// owner is its own and a server can be asked within two seconds. Else it ends
+    /// with its lease.
     ///
     /// # Errors
     ///
@@ -211,8 +214,13 @@ impl Client {
         };
         // Work that never awaits is not cancelled.
         guard.ensure_held()?;
-        if let Err(error) = guard.release().await {
-            tracing::warn!(resource, %error, "the lock was not given back; its lease runs out");
+        match guard.release().await {
+            Ok(()) => {}
+            // Learned only now.
+            Err(error @ Error::Lost { .. }) => return Err(error),
+            Err(error) => {
+                tracing::warn!(resource, %error, "the lock was not given back; its lease runs out");
+            }
         }
         Ok(outcome)
     }

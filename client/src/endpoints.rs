@@ -17,6 +17,7 @@ const PING_LIMIT: Duration = Duration::from_secs(2);
 /// It tells which one by number and not by its text, which may hold a password.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("endpoint {position}: {problem}")]
+#[non_exhaustive]
 pub struct EndpointsError {
     /// Which of the comma-separated endpoints, from 1.
     pub position: usize,
@@ -26,6 +27,7 @@ pub struct EndpointsError {
 
 /// What is wrong with an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum EndpointProblem {
     /// Nothing there.
     #[error("empty; it should look like http://127.0.0.1:50051")]

@@ -11,6 +11,7 @@ use crate::Holder;
 /// A lease is over only when it is [`Lost`](Self::Lost). After every other
 /// error it stands until its own deadline.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Error {
     /// Another owner has the lock. Not a failure, and said at once; the calls of
     /// [`Calls`](crate::Calls) have a value for it instead.
@@ -107,6 +108,7 @@ impl Error {
 /// In which way a lease is over. Each is final: what the server said, or that it
 /// said nothing for too long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum LostReason {
     /// `LOCK_NOT_FOUND`: it was released, or has ended and the lock was taken
     /// since, or there never was one.
@@ -159,6 +161,7 @@ impl fmt::Display for LostReason {
 
 /// One field of a request, and what is wrong with it.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct FieldViolation {
     /// The field by its name in the contract, such as `ttl`.
     pub field: String,

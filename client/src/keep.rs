@@ -5,10 +5,10 @@
 //! pause. A stream that ends, or that says nothing for two intervals, gives way
 //! to one at the next server.
 //!
-//! When half of the lease has passed without a word, or 30 s, it is renewed by
-//! calls as well, whatever the streams do: behind a proxy that cuts streams that
-//! is what keeps it. Each try has half of the time that is left, so that there is
-//! always another.
+//! When no word came for 0.4 of the TTL, or for 30 s, it is renewed by calls as
+//! well, whatever the streams do: behind a proxy that cuts streams that is what
+//! keeps it. Each try has a quarter of the time that is left, so that there are
+//! others.
 //!
 //! It is over when a server says so, at once, or when nothing was confirmed in
 //! time. Nothing else ends it: one bad heartbeat is not a loss.
@@ -26,10 +26,10 @@ use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
 use crate::{
-    Error, KeepAlive, KeepAliveOptions, LostReason, Renewal,
+    Error, KeepAliveOptions, LostReason, Renewal,
     acquire::Backoff,
     guard::Releasing,
-    keep_alive::LONGEST_INTERVAL,
+    keep_alive::{LONGEST_INTERVAL, Stream},
     lease::{Confirmation, Lease},
     wire::{Key, Wire},
 };
@@ -39,6 +39,10 @@ const REOPENING: Backoff = Backoff {
     first: Duration::from_millis(20),
     longest: Duration::from_secs(1),
 };
+
+/// A server that says it renews for longer, or for less, is not believed.
+const LONGEST_STREAM: Duration = Duration::from_secs(24 * 60 * 60);
+const SHORTEST_STREAM: Duration = Duration::from_millis(50);
 
 /// Between calls whose time becomes shorter and shorter.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
@@ -66,6 +70,7 @@ pub(crate) async fn keep(
         token = key.token
     );
     let work = async move {
+        let watched = Watched(&lease);
         let keeper = Keeper {
             wire: &wire,
             key: &key,
@@ -82,6 +87,8 @@ pub(crate) async fn keep(
             }
         };
         let before = lease.remaining();
+        // Nobody relies on it any longer.
+        std::mem::forget(watched);
         let outcome = match before {
             // It has ended; there is nothing to give back.
             Err(reason) if reason != LostReason::Unconfirmed => Ok(()),
@@ -99,6 +106,16 @@ pub(crate) async fn keep(
     work.instrument(span).await;
 }
 
+/// Whoever waits for a loss hears of it also when nobody watches any longer: when
+/// the task, or its runtime, ends before its time.
+struct Watched<'a>(&'a Lease);
+
+impl Drop for Watched<'_> {
+    fn drop(&mut self) {
+        self.0.lose(LostReason::Unconfirmed);
+    }
+}
+
 struct Keeper<'a> {
     wire: &'a Wire,
     key: &'a Key,
@@ -111,7 +128,7 @@ type Opening<'a> = Pin<Box<dyn Future<Output = Result<Open, Error>> + Send + 'a>
 
 /// A stream that has spoken.
 struct Open {
-    stream: KeepAlive,
+    stream: Stream,
     renewal: Renewal,
     confirmed: Confirmation,
 }
@@ -161,7 +178,7 @@ impl Keeper<'_> {
                 Err(reason) => return reason,
                 Ok(left) => left,
             };
-            let wire = self.wire.within(self.wire.timeout.min(left / 2));
+            let wire = self.wire.within(self.wire.timeout.min(left / 4));
             let outcome = match wire.renew(self.key, None).await {
                 Ok((_, confirmed)) => self
                     .lease
@@ -183,7 +200,7 @@ impl Keeper<'_> {
 
     /// Renews by streams, one after the other.
     async fn streams(&self) -> LostReason {
-        let mut current: Option<KeepAlive> = None;
+        let mut current: Option<Stream> = None;
         let mut opening: Option<Opening<'_>> = None;
         let mut open_at = Instant::now();
         // Since a stream has spoken twice.
@@ -241,7 +258,7 @@ impl Keeper<'_> {
         let wire = self.wire.within(self.wire.timeout.min(left / 2));
         let options = KeepAliveOptions::default();
         let mut stream = wire.keep_alive(self.key, options).await?;
-        let (renewal, confirmed) = stream.next_confirmed().await?;
+        let (renewal, confirmed) = stream.next().await?;
         Ok(Open {
             stream,
             renewal,
@@ -251,12 +268,9 @@ impl Keeper<'_> {
 }
 
 /// Never, without a stream.
-async fn next_word(current: &mut Option<KeepAlive>) -> Result<Confirmation, Error> {
+async fn next_word(current: &mut Option<Stream>) -> Result<Confirmation, Error> {
     match current {
-        Some(stream) => stream
-            .next_confirmed()
-            .await
-            .map(|(_, confirmed)| confirmed),
+        Some(stream) => stream.next().await.map(|(_, confirmed)| confirmed),
         None => pending().await,
     }
 }
@@ -269,14 +283,14 @@ async fn finished(opening: &mut Option<Opening<'_>>) -> Result<Open, Error> {
     }
 }
 
-/// When to open the next stream: some renewals before this one's time is over,
-/// but never at once. At random, so that those which were opened together are
+/// When to open the next stream: some renewals before this one's time is over, but
+/// not right away. At random, so that those which were opened together are
 /// not replaced together.
 fn until_next(renewal: &Renewal) -> Duration {
     let interval = (renewal.lock.ttl / 3).min(LONGEST_INTERVAL);
     let lead = interval.mul_f64(rand::random_range(2.0..2.5));
-    let time = renewal.stream_remaining;
-    time - lead.min(time / 2)
+    let time = renewal.stream_remaining.min(LONGEST_STREAM);
+    (time - lead.min(time / 2)).max(SHORTEST_STREAM)
 }
 
 fn pause_after(error: &Error, failures: u32) -> Duration {

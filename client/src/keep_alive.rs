@@ -19,6 +19,7 @@ use tonic::Streaming;
 use crate::{
     Error, Lock,
     call::{Opened, Servers},
+    client::Shared,
     clock::Moment,
     decode::decode,
     lease::Confirmation,
@@ -30,19 +31,59 @@ pub(crate) const LONGEST_INTERVAL: Duration = Duration::from_secs(20);
 
 /// What a stream may be asked for besides its lease.
 #[derive(Debug, Clone, Copy, Default)]
+#[must_use]
 pub struct KeepAliveOptions {
+    pub(crate) ttl: Option<Duration>,
+    pub(crate) max_duration: Option<Duration>,
+}
+
+impl KeepAliveOptions {
     /// How long each renewal makes the lease last. Unset: its own time to live.
-    pub ttl: Option<Duration>,
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = Some(ttl);
+        self
+    }
+
     /// How long the stream renews at most, from the shortest time to live that
     /// the server grants. Unset: the server's default. The server may have a
     /// lower limit; [`Renewal::stream_remaining`] tells.
-    pub max_duration: Option<Duration>,
+    pub fn max_duration(mut self, max_duration: Duration) -> Self {
+        self.max_duration = Some(max_duration);
+        self
+    }
 }
 
 /// An open stream. While it is polled and the server can, the lease is renewed;
 /// dropping it ends that, and leaves the lease to its deadline.
 #[derive(Debug)]
 pub struct KeepAlive {
+    pub(crate) stream: Stream,
+    // Keeps the connection.
+    pub(crate) _shared: Arc<Shared>,
+}
+
+impl KeepAlive {
+    /// Waits for the next renewal, within a Tokio runtime. There is no end but an
+    /// error, and after one nobody renews; may be dropped and called again.
+    ///
+    /// The first one comes at once, or the time for a call is over. Another one
+    /// comes within two intervals of a third of the TTL, at most 20 s each: the
+    /// second is for one that has failed. The server may hang where its connection,
+    /// or a proxy, does not; silence for longer is [`TimedOut`](Error::TimedOut).
+    ///
+    /// # Errors
+    ///
+    /// [`Lost`](Error::Lost) when the lease is over. After every other error the
+    /// lease stands until its deadline: open another stream, or renew.
+    pub async fn next(&mut self) -> Result<Renewal, Error> {
+        let (renewal, _) = self.stream.next().await?;
+        Ok(renewal)
+    }
+}
+
+/// The same, for the client itself.
+#[derive(Debug)]
+pub(crate) struct Stream {
     messages: Streaming<v1::KeepAliveResponse>,
     asked: Moment,
     /// Who is told when it fails, and by which number.
@@ -63,6 +104,7 @@ struct First {
 
 /// One renewal, as the stream reported it.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Renewal {
     /// The lease as renewed; `remaining` counts from the return of
     /// [`KeepAlive::next`].
@@ -73,7 +115,7 @@ pub struct Renewal {
     pub stream_remaining: Duration,
 }
 
-impl KeepAlive {
+impl Stream {
     pub(crate) fn new(
         servers: Arc<Servers>,
         opened: Opened<v1::KeepAliveResponse>,
@@ -89,25 +131,8 @@ impl KeepAlive {
         }
     }
 
-    /// Waits for the next renewal. There is no end but an error, and after one
-    /// nobody renews; may be dropped and called again.
-    ///
-    /// The first one comes at once, or the time for a call is over. Another one
-    /// comes within two intervals of a third of the TTL, at most 20 s each: the
-    /// second is for one that has failed. The server may hang where its connection,
-    /// or a proxy, does not; silence for longer is [`TimedOut`](Error::TimedOut).
-    ///
-    /// # Errors
-    ///
-    /// [`Lost`](Error::Lost) when the lease is over. After every other error the
-    /// lease stands until its deadline: open another stream, or renew.
-    pub async fn next(&mut self) -> Result<Renewal, Error> {
-        let (renewal, _) = self.next_confirmed().await?;
-        Ok(renewal)
-    }
-
-    /// The same, with the deadline on our clock.
-    pub(crate) async fn next_confirmed(&mut self) -> Result<(Renewal, Confirmation), Error> {
+    /// The next renewal, with the deadline on our clock.
+    pub(crate) async fn next(&mut self) -> Result<(Renewal, Confirmation), Error> {
         let word = self.next_word().await;
         if word.as_ref().is_err_and(Error::is_transient) {
             self.servers.stream_failed(self.server);

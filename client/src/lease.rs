@@ -140,7 +140,8 @@ impl Trust {
         let until = until.before(margin.unwrap_or_else(|| default_margin(ttl)));
         Self {
             until,
-            renewed_by: seen + (until.since(seen) / 2).min(LONGEST_SILENCE),
+            // A little later than streams renew, which is after a third.
+            renewed_by: seen + (ttl * 2 / 5).min(LONGEST_SILENCE),
         }
     }
 }
@@ -195,7 +196,7 @@ mod tests {
         assert_eq!(renew(5 * SECOND), Ok(()));
         assert_eq!(renew(3 * SECOND), Ok(()));
         let until = lease.judge(start, |trust, _| (trust.until, trust.renewed_by));
-        assert_eq!(until, Ok((start + 14 * SECOND, start + SECOND * 19 / 2)));
+        assert_eq!(until, Ok((start + 14 * SECOND, start + 9 * SECOND)));
     }
 
     #[test]

@@ -61,3 +61,5 @@ pub use keep_alive::{KeepAlive, KeepAliveOptions, Renewal};
 pub use lock::{Acquisition, Holder, Lock};
 pub use options::AcquireOptions;
 pub use owner::unique as unique_owner;
+// A guard hands it out.
+pub use tokio_util::sync::CancellationToken;

@@ -18,6 +18,7 @@ const END_OF_9999: i64 = 253_402_300_799;
 
 /// One lease of a resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Lock {
     /// The name that is locked.
     pub resource: String,
@@ -41,6 +42,7 @@ pub struct Lock {
 
 /// Who has the lock that was refused. It has no token.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Holder {
     /// The owner of the live lease.
     pub owner: String,

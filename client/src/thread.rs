@@ -1,6 +1,6 @@
 //! The client's own thread.
 //!
-//! All of its network work runs there: connections, calls, renewals. So work
+//! Its network work is done there: connections, calls, renewals. So work
 //! that keeps the caller's runtime busy starves no renewal, a guard may be
 //! dropped where there is no runtime, and a caller that goes away in the middle
 //! of a call leaves somebody who can give back what it had asked for.

@@ -6,8 +6,9 @@ use fencepost_proto::v1;
 use tokio::time::Instant;
 
 use crate::{
-    Acquisition, Error, FieldViolation, KeepAlive, KeepAliveOptions, Lock, LostReason,
+    Acquisition, Error, FieldViolation, KeepAliveOptions, Lock, LostReason,
     call::{Failure, Servers},
+    keep_alive::Stream,
     lease::Confirmation,
     lock,
 };
@@ -94,7 +95,7 @@ impl Wire {
         &self,
         key: &Key,
         options: KeepAliveOptions,
-    ) -> Result<KeepAlive, Error> {
+    ) -> Result<Stream, Error> {
         let request = v1::KeepAliveRequest {
             resource: key.resource.clone(),
             owner: key.owner.clone(),
@@ -110,7 +111,7 @@ impl Wire {
             })
             .await?;
         let servers = Arc::clone(&self.servers);
-        Ok(KeepAlive::new(servers, opened, begun + self.timeout))
+        Ok(Stream::new(servers, opened, begun + self.timeout))
     }
 
     pub(crate) async fn get(&self, resource: String) -> Result<Option<Lock>, Error> {

@@ -19,7 +19,8 @@ pub(crate) struct Args {
     /// Who asks. Names ONE holder, never a host or a service: whoever has the
     /// lock and acquires it again loses the first lease. [default: a new name
     /// of host, process id and a random part]
-    #[arg(long, env = "FENCEPOST_OWNER")]
+    // No FENCEPOST_OWNER: two of these within one `run` would be one holder.
+    #[arg(long)]
     owner: Option<String>,
 
     /// How long the lease lasts without a renewal.
@@ -37,10 +38,10 @@ pub(crate) struct Args {
 }
 
 pub(crate) async fn run(args: Args, client: &Calls, output: &Output) -> Result<Exit, Failure> {
-    let mut options = AcquireOptions::default().ttl(args.ttl);
-    options.owner = args.owner;
-    options.labels = args.labels.into_iter().collect();
-    options.request_id = args.request_id;
+    let mut options = options(args.ttl, args.owner, args.labels);
+    if let Some(id) = args.request_id {
+        options = options.request_id(id);
+    }
     let acquisition = client.acquire(&args.resource, options).await?;
     output.acquisition(&acquisition)?;
     match acquisition {
@@ -54,6 +55,22 @@ pub(crate) async fn run(args: Args, client: &Calls, output: &Output) -> Result<E
             Ok(Exit::NotAcquired)
         }
     }
+}
+
+/// What each subcommand that acquires says of it.
+pub(crate) fn options(
+    ttl: Duration,
+    owner: Option<String>,
+    labels: Vec<(String, String)>,
+) -> AcquireOptions {
+    let mut options = AcquireOptions::default().ttl(ttl);
+    if let Some(owner) = owner {
+        options = options.owner(owner);
+    }
+    for (key, value) in labels {
+        options = options.label(key, value);
+    }
+    options
 }
 
 /// `KEY=VALUE`.

@@ -112,10 +112,8 @@ impl Failure {
             Self::Call(Error::Lost { .. } | Error::RequestSpent) => Exit::Lost,
             Self::Call(Error::Invalid { .. }) => Exit::Usage,
             Self::Call(Error::Unavailable { .. } | Error::TimedOut) => Exit::Unavailable,
-            Self::Call(Error::Internal { .. })
-            | Self::Client(_)
-            | Self::Output(_)
-            | Self::Machine(_) => Exit::Bug,
+            // What this program does not know of is a bug of one or the other.
+            Self::Call(_) | Self::Client(_) | Self::Output(_) | Self::Machine(_) => Exit::Bug,
         }
     }
 }

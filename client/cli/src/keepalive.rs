@@ -47,10 +47,13 @@ pub(crate) async fn run(
             owner,
             token,
         } = &args.lease;
-        let options = KeepAliveOptions {
-            ttl: args.ttl,
-            max_duration: args.max_duration,
-        };
+        let mut options = KeepAliveOptions::default();
+        if let Some(ttl) = args.ttl {
+            options = options.ttl(ttl);
+        }
+        if let Some(max_duration) = args.max_duration {
+            options = options.max_duration(max_duration);
+        }
         client.keep_alive(resource, owner, *token, options).await
     };
     let mut stream: Option<KeepAlive> = None;

@@ -2,7 +2,10 @@
 
 use std::{fs, future::poll_fn, io, task::Poll};
 
-use rustix::process::Signal;
+use rustix::{
+    io::Errno,
+    process::{Signal, getpid, kill_process},
+};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// What can be handed on: not KILL and STOP, which nobody is told of; not CHLD and
@@ -22,9 +25,6 @@ const FORWARDED: [Signal; 13] = [
     Signal::PROF,
     Signal::WINCH,
 ];
-
-/// Those that would not end us if we did nothing.
-const HARMLESS: [Signal; 4] = [Signal::CONT, Signal::TSTP, Signal::URG, Signal::WINCH];
 
 /// Signals that are listened to, instead of doing what they do.
 pub(crate) struct Signals {
@@ -56,12 +56,16 @@ impl Signals {
         .await
     }
 
-    /// The next one that is meant to end us.
+    /// The next one that is meant to end us. Others do what they do.
     pub(crate) async fn deadly(&mut self) -> Signal {
         loop {
-            let signal = self.next().await;
-            if !HARMLESS.contains(&signal) {
-                return signal;
+            match self.next().await {
+                Signal::TSTP => {
+                    // Returns when we are continued.
+                    let _: Result<(), Errno> = kill_process(getpid(), Signal::STOP);
+                }
+                Signal::CONT | Signal::URG | Signal::WINCH => {}
+                signal => return signal,
             }
         }
     }

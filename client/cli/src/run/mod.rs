@@ -12,7 +12,7 @@
 //!
 //! Stopping, by TERM or because the lease is not renewed: the group gets TERM,
 //! after `--grace` KILL, and the lock is renewed meanwhile and given back once
-//! nothing of the group is left. A lease that is not confirmed leaves a third of
+//! nothing of the group is left. A lease that is not confirmed leaves a quarter of
 //! its time for this: TERM comes when so much is left, and KILL a margin before
 //! it is over, so that nothing of the group is left when the next holder starts.
 //! A lease that the server calls over has ended early: the command has that margin
@@ -30,7 +30,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use self::job::{Change, Job};
 use crate::{
-    acquire::label,
+    acquire::{self, label},
     exit::{Exit, Failure},
     output,
     signals::Signals,
@@ -61,7 +61,7 @@ pub(crate) struct Args {
     #[arg(long)]
     owner: Option<String>,
 
-    /// How long the lease lasts without a renewal. A third of it must be enough
+    /// How long the lease lasts without a renewal. A quarter of it must be enough
     /// for the command to end when the server is away.
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = parse_duration)]
     ttl: Duration,
@@ -130,7 +130,7 @@ pub(crate) async fn run(args: Args, client: &Client) -> Result<Exit, Failure> {
         job,
         on_lost: args.on_lost,
         grace: args.grace,
-        notice: args.grace.min(args.ttl / 3),
+        notice: args.grace.min(args.ttl / 4),
         margin: margin(args.ttl),
         kill_at: None,
         lease: Lease::Confirmed,
@@ -143,10 +143,17 @@ pub(crate) async fn run(args: Args, client: &Client) -> Result<Exit, Failure> {
         // Most likely nobody answers; nobody should have to wait for that.
         drop(guard);
         give_back(client).await;
-    } else if let Err(error) = guard.release().await {
-        output::error(&format!("the lock was not given back: {error}"));
+        return Ok(exit);
     }
-    Ok(exit)
+    match guard.release().await {
+        Ok(()) => Ok(exit),
+        // Learned only now: the command may have overlapped with the next one.
+        Err(error @ Error::Lost { .. }) if args.on_lost == OnLost::Kill => Err(error.into()),
+        Err(error) => {
+            output::error(&format!("the lock was not given back: {error}"));
+            Ok(exit)
+        }
+    }
 }
 
 /// Late is better than never, but not for long.
@@ -155,13 +162,12 @@ async fn give_back(client: &Client) {
 }
 
 fn options(args: &Args) -> AcquireOptions {
-    let mut options = AcquireOptions::default()
-        .ttl(args.ttl)
+    let options = acquire::options(args.ttl, args.owner.clone(), args.labels.clone())
         .margin(margin(args.ttl));
-    options.owner.clone_from(&args.owner);
-    options.wait = args.wait;
-    options.labels = args.labels.iter().cloned().collect();
-    options
+    match args.wait {
+        Some(wait) => options.wait(wait),
+        None => options,
+    }
 }
 
 /// From KILL to the end of the lease: for a machine that is slow just then.
@@ -221,8 +227,8 @@ impl Watch<'_> {
                 }
                 () = at(max_hold) => {
                     max_hold = None;
-                    output::error("the command has had the lock for as long as it may: stopping it");
                     self.stop(self.grace);
+                    output::error("the command has had the lock for as long as it may: stopping it");
                 }
                 signal = signals.next() => {
                     if signal == Signal::TERM {
@@ -248,25 +254,26 @@ impl Watch<'_> {
         match self.on_lost {
             OnLost::Warn => output::error(&format!("the lease is lost: {reason}")),
             OnLost::Kill => {
+                self.stop(if reason == LostReason::Unconfirmed {
+                    // It had its notice; what is left of the lease is the margin.
+                    Duration::ZERO
+                } else {
+                    self.grace.min(self.margin)
+                });
                 output::error(&format!(
                     "the lease is lost, stopping the command: {reason}"
                 ));
-                if reason == LostReason::Unconfirmed {
-                    // It had its notice; what is left of the lease is the margin.
-                    self.stop(Duration::ZERO);
-                } else {
-                    self.stop(self.grace.min(self.margin));
-                }
             }
         }
     }
 
     fn late(&mut self) {
         self.lease = Lease::Late;
-        output::error("the lease is not renewed and ends soon: stopping the command");
         self.stop(self.grace);
+        output::error("the lease is not renewed and ends soon: stopping the command");
     }
 
+    // First, and then it is said: a log that nobody reads may hold us up.
     /// Tells the command to end, within this time.
     fn stop(&mut self, grace: Duration) {
         self.job.signal(Signal::TERM);

@@ -11,6 +11,7 @@ use axum::{
 };
 use serde_json::Value;
 use tokio::{net::TcpListener, task::JoinError};
+use tokio_util::sync::CancellationToken;
 
 use super::seat::{Released, Seat};
 
@@ -24,7 +25,11 @@ pub(super) enum Ready {
 }
 
 /// For the process next door.
-pub(super) async fn serve_neighbour(listener: TcpListener, seat: Seat) -> io::Result<()> {
+pub(super) async fn serve_neighbour(
+    listener: TcpListener,
+    seat: Seat,
+    closing: CancellationToken,
+) -> io::Result<()> {
     let router = Router::new()
         .route(
             "/lease",
@@ -33,7 +38,9 @@ pub(super) async fn serve_neighbour(listener: TcpListener, seat: Seat) -> io::Re
         .route("/release", post(release))
         .route("/heartbeat", post(heartbeat))
         .with_state(seat);
-    axum::serve(listener, router).await
+    axum::serve(listener, router)
+        .with_graceful_shutdown(closing.cancelled_owned())
+        .await
 }
 
 /// For whoever looks after the pod.
@@ -41,6 +48,7 @@ pub(super) async fn serve_probes(
     listener: TcpListener,
     seat: Seat,
     ready: Ready,
+    closing: CancellationToken,
 ) -> io::Result<()> {
     let readyz = async move |State(seat): State<Seat>| {
         let is_ready = !seat.is_stopping() && (ready == Ready::Always || seat.is_held());
@@ -54,7 +62,9 @@ pub(super) async fn serve_probes(
         .route("/livez", get(async || "ok\n"))
         .route("/readyz", get(readyz))
         .with_state(seat);
-    axum::serve(listener, router).await
+    axum::serve(listener, router)
+        .with_graceful_shutdown(closing.cancelled_owned())
+        .await
 }
 
 /// Why a listener has ended.

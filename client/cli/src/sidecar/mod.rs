@@ -20,7 +20,7 @@
 
 use std::{convert::Infallible, future::pending, net::SocketAddr, path::PathBuf, time::Duration};
 
-use fencepost_client::{AcquireOptions, Client, Error, Guard, LostReason};
+use fencepost_client::{Client, Error, Guard, LostReason};
 use humantime::parse_duration;
 use tokio::{
     net::TcpListener,
@@ -28,13 +28,14 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep, sleep_until, timeout},
 };
+use tokio_util::sync::CancellationToken;
 
 use self::{
     hooks::Hooks,
     seat::{Order, Seat},
 };
 use crate::{
-    acquire::label,
+    acquire::{self, label},
     exit::{Exit, Failure},
     output,
     signals::Signals,
@@ -115,12 +116,18 @@ pub(crate) async fn run(args: Args, client: &Client) -> Result<Exit, Failure> {
     let (seat, mut orders) = Seat::new(&args.resource, args.state_file.clone());
     seat.publish()
         .map_err(|error| Failure::Setting("--state-file", error))?;
+    let closing = CancellationToken::new();
     let mut servers = JoinSet::new();
     let listener = bind("--listen", args.listen).await?;
-    servers.spawn(http::serve_neighbour(listener, seat.clone()));
+    servers.spawn(http::serve_neighbour(
+        listener,
+        seat.clone(),
+        closing.clone(),
+    ));
     if let Some(address) = args.probe_listen {
         let listener = bind("--probe-listen", address).await?;
-        servers.spawn(http::serve_probes(listener, seat.clone(), args.ready));
+        let (seat, closing) = (seat.clone(), closing.clone());
+        servers.spawn(http::serve_probes(listener, seat, args.ready, closing));
     }
     let sidecar = Sidecar {
         hooks: Hooks::new(&args),
@@ -130,11 +137,22 @@ pub(crate) async fn run(args: Args, client: &Client) -> Result<Exit, Failure> {
     };
     let ended = tokio::select! {
         ended = sidecar.stand_and_hold(&mut signals, &mut orders) => ended,
-        // Without a listener we are of no use.
-        Some(ended) = servers.join_next() => Err(Failure::Machine(http::why(ended))),
+        Some(ended) = servers.join_next() => {
+            // Without a listener we are of no use. The neighbour may be at work and
+            // cannot say when it has stopped: its lease runs out, and is not released.
+            std::mem::forget(sidecar.seat.leave());
+            Err(Failure::Machine(http::why(ended)))
+        }
     };
     sidecar.seat.leave();
-    let _: Result<(), _> = timeout(GIVING_BACK, client.released()).await;
+    // Answers that are on their way, and grants that nobody waits for.
+    drop(orders);
+    closing.cancel();
+    let _: Result<(), _> = timeout(GIVING_BACK, async {
+        servers.join_all().await;
+        client.released().await;
+    })
+    .await;
     ended.map(|()| Exit::Done)
 }
 
@@ -178,12 +196,14 @@ impl Sidecar<'_> {
             let left = self.hold(signals, orders, &lost, &owner, token).await;
             match left {
                 Left::Lost(reason) => {
-                    output::error(&format!("the lease is lost: {reason}"));
                     self.seat.leave();
-                    self.hooks.lost(&owner, token, reason.as_str()).await;
+                    output::error(&format!("the lease is lost: {reason}"));
+                    let hook = self.hooks.lost(&owner, token, reason.as_str());
+                    self.or_told(hook, signals, orders).await;
                 }
                 Left::Released(order) => {
-                    self.hooks.lost(&owner, token, "RELEASED").await;
+                    let hook = self.hooks.lost(&owner, token, "RELEASED");
+                    self.or_told(hook, signals, orders).await;
                     let given_back = match self.seat.leave() {
                         Some(guard) => guard.release().await,
                         None => Ok(()),
@@ -195,11 +215,7 @@ impl Sidecar<'_> {
                         order.carried_out(given_back);
                     }
                     if !self.seat.is_stopping() {
-                        tokio::select! {
-                            () = sleep(self.args.ttl) => {}
-                            _ = signals.deadly() => return Ok(()),
-                            never = refuse(orders) => match never {},
-                        }
+                        self.or_told(sleep(self.args.ttl), signals, orders).await;
                     }
                 }
             }
@@ -209,15 +225,32 @@ impl Sidecar<'_> {
         }
     }
 
+    /// Until this is done, or we are told to end: then it is not waited for.
+    async fn or_told(
+        &self,
+        work: impl Future<Output = ()>,
+        signals: &mut Signals,
+        orders: &mut mpsc::Receiver<Order>,
+    ) {
+        tokio::select! {
+            () = work => {}
+            _ = signals.deadly() => {
+                self.seat.stop();
+            }
+            never = refuse(orders) => match never {},
+        }
+    }
+
     /// Until the lock is ours.
     async fn stand(&self) -> Result<Guard, Failure> {
         loop {
             if let Some(within) = self.args.require_heartbeat {
                 self.seat.heartbeat_within(within).await;
             }
-            let mut options = AcquireOptions::default().ttl(self.args.ttl).wait(LOOK);
-            options.owner.clone_from(&self.args.owner);
-            options.labels = self.args.labels.iter().cloned().collect();
+            let Args {
+                ttl, owner, labels, ..
+            } = &self.args;
+            let options = acquire::options(*ttl, owner.clone(), labels.clone()).wait(LOOK);
             match self
                 .client
                 .acquire_with_retry(&self.args.resource, options)
@@ -225,11 +258,15 @@ impl Sidecar<'_> {
             {
                 Ok(guard) => return Ok(guard),
                 Err(Error::Refused { holder }) => self.seat.refused(holder),
-                Err(error) if error.is_transient() => {
+                // Only what is our own fault does not pass by itself.
+                Err(error @ Error::Invalid { .. }) => return Err(error.into()),
+                Err(error) => {
                     self.seat.unknown();
                     output::error(&format!("{error}; trying again"));
+                    if !error.is_transient() {
+                        sleep(LOOK).await;
+                    }
                 }
-                Err(error) => return Err(error.into()),
             }
         }
     }
@@ -238,7 +275,7 @@ impl Sidecar<'_> {
         &self,
         signals: &mut Signals,
         orders: &mut mpsc::Receiver<Order>,
-        lost: &tokio_util::sync::CancellationToken,
+        lost: &CancellationToken,
         owner: &str,
         token: i64,
     ) -> Left {
