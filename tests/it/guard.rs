@@ -186,6 +186,21 @@ async fn work_is_dropped_when_its_lease_is_lost() {
     assert!(dropped.load(std::sync::atomic::Ordering::SeqCst));
 }
 
+/// What a server says only at the end counts as well.
+#[tokio::test]
+async fn work_whose_lease_was_lost_in_its_last_moment_has_failed() {
+    let client = ours().await;
+    let name = fresh("guard");
+    let outcome = client
+        .with_lock(&name, lease_of(LONG), async |guard| {
+            let mut raw = shared().await.server.client().await;
+            calls::granted(&mut raw, &name, guard.owner(), LONG).await;
+        })
+        .await;
+    let reason = LostReason::TokenSuperseded;
+    assert_eq!(outcome, Err(Error::Lost { reason }));
+}
+
 /// Whoever waits behind it starts only after the work has ended.
 #[tokio::test(flavor = "multi_thread")]
 async fn work_that_is_cancelled_ends_before_its_lock_is_given_back() {

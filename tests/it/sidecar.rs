@@ -11,8 +11,8 @@ use std::{
 use fencepost_support::{
     calls,
     leash::End,
+    network::Network,
     process::Process,
-    proxy::Proxy,
     system::{boottime_ms, free_address, private_directory},
     wait::within,
 };
@@ -285,18 +285,26 @@ async fn told_to_end_it_waits_no_longer_than_it_may() {
 #[tokio::test(flavor = "multi_thread")]
 async fn cut_off_it_knows_when_its_lease_ends() {
     let world = World::start().await;
-    let proxy = Proxy::start(world.server.grpc()).await;
-    let url = format!("http://{}", proxy.address());
-    let sidecar = Sidecar::start(&url, "a", &["--ready", "always"]).await;
+    let network = Network::to(&world.server).await;
+    let sidecar = Sidecar::start(&network.url(), "a", &["--ready", "always"]).await;
     sidecar.held(LONG).await;
-    proxy.black_hole();
-    sidecar.not_held(TTL * 2).await;
+    network.swallow().await;
     let mut client = world.server.client().await;
-    calls::refused(&mut client, "a", "another", LONG).await;
+    let next = tokio::spawn(async move {
+        loop {
+            let answer = calls::acquire(&mut client, "a", "another", TTL).await;
+            if answer.unwrap().acquired {
+                return Instant::now();
+            }
+            sleep(TTL / 200).await;
+        }
+    });
+    sidecar.not_held(TTL * 2).await;
+    let known = Instant::now();
+    assert!(known < next.await.unwrap());
     // The readiness that was asked for has nothing to do with the lock.
     assert!(sidecar.is_ready().await);
-    proxy.reset().await;
-    proxy.forward().await;
+    network.heal().await;
     sidecar.held(LONG).await;
 }
 

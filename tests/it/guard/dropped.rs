@@ -119,6 +119,31 @@ async fn while_it_is_being_acquired() {
     }
 }
 
+/// An owner of the caller's own: whoever gave up must not take the lock from whoever
+/// came after.
+#[tokio::test]
+async fn while_it_is_being_acquired_by_an_owner_that_comes_back() {
+    let client = ours().await;
+    for moment in 0..100 {
+        let name = fresh("dropped");
+        let options = || lease_of(LONG).owner("fixed");
+        select! {
+            biased;
+            () = tokio::time::sleep(Duration::from_micros(moment * 40)) => {}
+            guard = client.acquire(&name, options()) => drop(guard),
+        }
+        let guard = client
+            .acquire(&name, options())
+            .await
+            .expect("its own lock");
+        client.released().await;
+        let seen = client.get(&name).await.unwrap().expect("a live lease");
+        assert_eq!(seen.fencing_token, guard.fencing_token(), "moment {moment}");
+        assert!(guard.is_held());
+        guard.release().await.unwrap();
+    }
+}
+
 #[test]
 fn a_client_needs_no_runtime() {
     let client = Client::connect_lazy("http://127.0.0.1:1").unwrap();

@@ -6,10 +6,11 @@ use fencepost_client::{Client, Error, LostReason};
 use fencepost_support::{
     Postgres, Server,
     calls::{self, granted},
+    network::Network,
     postgres::{Stop, fresh_database},
     proxy::Proxy,
 };
-use tokio::time::timeout;
+use tokio::{task::JoinSet, time::timeout};
 
 use super::{client_of, free_within, hold, ours};
 use crate::world::{LONG, SHORT, World, fresh, shared};
@@ -123,6 +124,47 @@ async fn nothing_is_heard_any_longer() {
         assert!(!guard.is_held(), "{way}");
         assert!(guard.release().await.is_err());
     }
+}
+
+/// The server sees it go at once, so the next holder comes as early as can be: the
+/// one before has known for a moment.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_heard_and_somebody_waits() {
+    async fn round() -> Option<Duration> {
+        let server = &shared().await.server;
+        let network = Network::to(server).await;
+        let client = Client::connect_lazy(network.url()).unwrap();
+        let direct = client_of(server);
+        let name = fresh("lost");
+        let guard = hold(&client, &name, TTL).await;
+        tokio::time::sleep(TTL / 2).await;
+        network.swallow().await;
+        let next = tokio::spawn(async move {
+            loop {
+                let asked = direct.acquire(&name, super::lease_of(LONG)).await;
+                if let Ok(next) = asked {
+                    return (Instant::now(), next);
+                }
+                tokio::time::sleep(TTL / 200).await;
+            }
+        });
+        assert_eq!(guard.lost().await, LostReason::Unconfirmed);
+        let lost = Instant::now();
+        assert!(!guard.is_held());
+        let (taken, next) = next.await.unwrap();
+        next.release().await.unwrap();
+        taken.checked_duration_since(lost)
+    }
+    let mut rounds = JoinSet::new();
+    for _ in 0..20 {
+        let runtime = tokio::runtime::Handle::current();
+        rounds.spawn_blocking(move || runtime.block_on(round()));
+    }
+    let gaps = rounds.join_all().await;
+    let least = gaps.into_iter().min().flatten();
+    println!("between a loss and the next holder, at least {least:?}");
+    // None is an overlap, and the least of all.
+    assert!(least.is_some());
 }
 
 /// The same client, again and again: each hold as solid as the first.

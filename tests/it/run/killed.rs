@@ -4,12 +4,13 @@
 use std::time::{Duration, Instant};
 
 use fencepost_support::{
+    network::Network,
     system,
     wait::{PATIENCE, within},
 };
 use rustix::process::Signal;
 
-use super::stage::{Network, Run, Stamps, fresh, words};
+use super::stage::{Run, Stamps, fresh, words};
 use crate::{
     keep_alive::stage::free_within,
     world::{client, shared},

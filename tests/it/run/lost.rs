@@ -2,9 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use fencepost_support::calls::{get, granted};
+use fencepost_support::{
+    calls::{get, granted},
+    network::Network,
+};
 
-use super::stage::{Network, Run, fresh};
+use super::stage::{Run, fresh};
 use crate::world::{LONG, World, client, outlive, shared};
 
 const TTL: Duration = Duration::from_secs(3);

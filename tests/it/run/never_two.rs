@@ -3,14 +3,14 @@
 
 use std::time::Duration;
 
-use fencepost_support::{calls::acquire, eventually};
+use fencepost_support::{calls::acquire, eventually, network::Network};
 use rustix::{
     process::Signal,
     time::{ClockId, clock_gettime},
 };
 use tokio::{runtime::Handle, sync::Mutex, task::JoinSet};
 
-use super::stage::{Network, Run, Stamps, fresh, words};
+use super::stage::{Run, Stamps, fresh, words};
 use crate::world::{LONG, client, shared};
 
 /// All at once, several times over.

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    net::SocketAddr,
     path::PathBuf,
     process::{self, Command},
     sync::OnceLock,
@@ -9,10 +10,8 @@ use std::{
 };
 
 use fencepost_support::{
-    Server,
     leash::End,
     process::Process,
-    proxy::Proxy,
     system::{self, PrivateDirectory, private_directory},
     wait::{PATIENCE, within},
 };
@@ -183,38 +182,8 @@ pub(crate) async fn may_unshare() -> bool {
     may
 }
 
-/// A network that can swallow all that a client says and hears.
-pub(crate) struct Network {
-    near: Proxy,
-    far: Proxy,
-}
-
-impl Network {
-    pub(crate) async fn to(server: &Server) -> Self {
-        let far = Proxy::start(server.grpc()).await;
-        let near = Proxy::start(far.address()).await;
-        Self { near, far }
-    }
-
-    pub(crate) fn url(&self) -> String {
-        url_of(&self.near)
-    }
-
-    /// From now on the client hears nothing. The server sees it go, and renews
-    /// no longer: so there is another holder as early as can be.
-    pub(crate) async fn swallow(&self) {
-        self.near.black_hole();
-        self.far.cut().await;
-    }
-
-    /// The server sees the client go, which may come back.
-    pub(crate) async fn cut(&self) {
-        self.far.cut().await;
-    }
-}
-
-pub(crate) fn url_of(proxy: &Proxy) -> String {
-    format!("http://{}", proxy.address())
+pub(crate) fn url_of(address: SocketAddr) -> String {
+    format!("http://{address}")
 }
 
 /// Stamps a file with the time, every few milliseconds, until it is killed; as

@@ -37,7 +37,12 @@ async fn it_can_be_stopped_while_another_has_the_lock() {
     for signal in ENDING {
         let (resource, proxy) = (fresh("waits"), Proxy::start(world.server.grpc()).await);
         let lock = granted(&mut client, &resource, "holder", LONG).await;
-        let run = Run::start(&url_of(&proxy), &resource, &[], &["echo", "started"]);
+        let run = Run::start(
+            &url_of(proxy.address()),
+            &resource,
+            &[],
+            &["echo", "started"],
+        );
         eventually("it was refused", async || {
             (proxy.passed_down() > 200).then_some(())
         })
@@ -59,7 +64,12 @@ async fn it_can_be_stopped_while_nobody_answers() {
             Proxy::start(shared().await.server.grpc()).await,
         );
         proxy.black_hole();
-        let run = Run::start(&url_of(&proxy), &resource, &[], &["echo", "started"]);
+        let run = Run::start(
+            &url_of(proxy.address()),
+            &resource,
+            &[],
+            &["echo", "started"],
+        );
         eventually("it has connected", async || {
             (proxy.accepted() > 0).then_some(())
         })
@@ -78,7 +88,12 @@ async fn a_grant_that_it_has_not_heard_of_is_given_back() {
             Proxy::start(shared().await.server.grpc()).await,
         );
         proxy.set_down(Flow::Delay(Duration::from_millis(200)));
-        let run = Run::start(&url_of(&proxy), &resource, &[], &["echo", "started"]);
+        let run = Run::start(
+            &url_of(proxy.address()),
+            &resource,
+            &[],
+            &["echo", "started"],
+        );
         eventually("it is granted", async || {
             get(&mut client, &resource).await.ok()
         })
@@ -121,7 +136,12 @@ async fn it_gets_the_lock_when_the_holder_gives_it_back() {
     let lock = granted(&mut client, &resource, "holder", LONG).await;
     let proxy = Proxy::start(shared().await.server.grpc()).await;
     let flags = ["--wait", "20s"];
-    let run = Run::start(&url_of(&proxy), &resource, &flags, &["echo", "started"]);
+    let run = Run::start(
+        &url_of(proxy.address()),
+        &resource,
+        &flags,
+        &["echo", "started"],
+    );
     eventually("it was refused", async || {
         (proxy.passed_down() > 200).then_some(())
     })

@@ -13,6 +13,7 @@ pub mod fence;
 pub mod haproxy;
 pub mod history;
 pub mod leash;
+pub mod network;
 pub mod pgbouncer;
 pub mod postgres;
 pub mod process;
