@@ -158,7 +158,7 @@ impl Client {
     }
 
     /// The same, and tries again while another owner has it or no server
-    /// answers, until the [`wait`](field@AcquireOptions::wait) of the options is
+    /// answers, until the [`wait`](AcquireOptions::wait) of the options is
     /// over: not earlier, and not later than a moment after.
     ///
     /// # Errors
