@@ -71,6 +71,7 @@ impl From<Failure> for Error {
 /// The servers, and which of them answered last.
 #[derive(Debug)]
 pub(crate) struct Servers {
+    names: Vec<String>,
     channels: Vec<Channel>,
     /// Connections for streams alone: enough calls that are cancelled at once
     /// kill the connection they are on.
@@ -89,6 +90,10 @@ impl Servers {
                 .connect_lazy()
         };
         Self {
+            names: endpoints
+                .iter()
+                .map(|endpoint| endpoint.uri().to_string())
+                .collect(),
             channels: endpoints.iter().map(Endpoint::connect_lazy).collect(),
             streams: endpoints.iter().map(for_streams).collect(),
             preferred: AtomicUsize::new(0),
@@ -120,7 +125,7 @@ impl Servers {
                         server: index,
                     });
                 }
-                Ok(Err(status)) => last = decode(&status),
+                Ok(Err(status)) => last = self.error(index, &status),
                 Err(_elapsed) => last = Error::TimedOut,
             }
             self.stream_failed(index);
@@ -129,6 +134,16 @@ impl Servers {
             }
         }
         Err(last)
+    }
+
+    /// What a status of this server means. A server that is not there has a name.
+    fn error(&self, server: usize, status: &Status) -> Error {
+        match decode(status) {
+            Error::Unavailable { detail } if never_sent(status) => Error::Unavailable {
+                detail: format!("no connection to {}: {detail}", self.names[server]),
+            },
+            error => error,
+        }
     }
 
     /// The next stream begins elsewhere: a server may take one, and not be able
@@ -175,7 +190,11 @@ impl Servers {
                         sent,
                     });
                 }
-                Ok(Err(status)) => (decode(&status), !never_sent(&status), wish(&status)),
+                Ok(Err(status)) => (
+                    self.error(index, &status),
+                    !never_sent(&status),
+                    wish(&status),
+                ),
                 Err(_elapsed) => (Error::TimedOut, true, None),
             };
 

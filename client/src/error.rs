@@ -15,7 +15,7 @@ use crate::Holder;
 pub enum Error {
     /// Another owner has the lock. Not a failure, and said at once; the calls of
     /// [`Calls`](crate::Calls) have a value for it instead.
-    #[error("{} has the lock, for another {:?} unless it renews or releases", .holder.owner, .holder.remaining)]
+    #[error("{} has the lock, for another {:.3?} unless it renews or releases", .holder.owner, .holder.remaining)]
     Refused {
         /// Who has it, and for how long.
         holder: Holder,

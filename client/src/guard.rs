@@ -1,6 +1,6 @@
 //! A lock that is held.
 
-use std::{sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
@@ -32,7 +32,6 @@ use crate::{
 /// runtime, and never blocks or panics. A process that ends right after may be
 /// faster than that: see [`Client::released`](crate::Client::released). When
 /// nobody can be told, the lease runs out.
-#[derive(Debug)]
 #[must_use = "the lock is given back when its guard is dropped"]
 pub struct Guard {
     lock: Lock,
@@ -176,6 +175,17 @@ impl Guard {
             // Nobody there: the thread has ended.
             let _: Result<(), _> = stop.send(Releasing::new(&self.shared.releasing));
         }
+    }
+}
+
+impl fmt::Debug for Guard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guard")
+            .field("resource", &self.resource())
+            .field("owner", &self.owner())
+            .field("fencing_token", &self.fencing_token())
+            .field("remaining", &self.lease.remaining())
+            .finish_non_exhaustive()
     }
 }
 

@@ -89,18 +89,20 @@ pub(crate) async fn keep(
         let before = lease.remaining();
         // Nobody relies on it any longer.
         std::mem::forget(watched);
-        let outcome = match before {
-            // It has ended; there is nothing to give back.
-            Err(reason) if reason != LostReason::Unconfirmed => Ok(()),
-            Ok(_) | Err(_) => wire.release(&key).await,
+        let mut ends = Some(ends);
+        let mut tell = |outcome| {
+            // Nobody waits for it when the guard was dropped.
+            let _: Option<Result<(), _>> = ends.take().map(|ends| ends.send(outcome));
         };
-        tracing::debug!(?outcome, "released");
-        let outcome = match before {
-            Ok(_) => outcome,
-            Err(reason) => Err(Error::Lost { reason }),
-        };
-        // Nobody waits for it when the guard was dropped.
-        let _: Result<(), _> = ends.send(outcome);
+        if let Err(reason) = before {
+            tell(Err(Error::Lost { reason }));
+        }
+        // What the server called over has nothing to give back.
+        if matches!(before, Ok(_) | Err(LostReason::Unconfirmed)) {
+            let outcome = wire.release(&key).await;
+            tracing::debug!(?outcome, "released");
+            tell(outcome);
+        }
         drop(releasing);
     };
     work.instrument(span).await;

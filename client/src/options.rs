@@ -43,7 +43,8 @@ impl AcquireOptions {
 
     /// How long the lease lasts without a renewal: 500 ms to 24 h, unless the
     /// server is configured otherwise. A holder that dies blocks the lock for so
-    /// long; one whose network is away for so long loses it.
+    /// long, one that is frozen or cut off for some 10 s more; one whose network is
+    /// away for so long loses it.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self

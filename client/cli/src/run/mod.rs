@@ -45,6 +45,9 @@ mod terminal;
 /// signal ends us.
 const GIVING_BACK: Duration = Duration::from_millis(600);
 
+/// How long nothing is said of what is waited for.
+const SILENT_WAIT: Duration = Duration::from_secs(1);
+
 /// Between looks at a group of which only orphans are left.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
@@ -111,7 +114,7 @@ enum OnLost {
 pub(crate) async fn run(args: Args, client: &Client) -> Result<Exit, Failure> {
     let mut signals = Signals::listen().map_err(Failure::Machine)?;
     let guard = tokio::select! {
-        guard = client.acquire_with_retry(&args.resource, options(&args)) => guard?,
+        guard = acquire(&args, client) => guard?,
         signal = signals.deadly() => {
             give_back(client).await;
             return Ok(Exit::by_signal(signal));
@@ -161,13 +164,30 @@ async fn give_back(client: &Client) {
     let _: Result<(), _> = timeout(GIVING_BACK, client.released()).await;
 }
 
-fn options(args: &Args) -> AcquireOptions {
-    let options = acquire::options(args.ttl, args.owner.clone(), args.labels.clone())
-        .margin(margin(args.ttl));
-    match args.wait {
-        Some(wait) => options.wait(wait),
-        None => options,
+/// Whoever waits for long is told for what, once.
+async fn acquire(args: &Args, client: &Client) -> Result<Guard, Error> {
+    let begun = Instant::now();
+    let wait = args.wait.unwrap_or(Duration::MAX);
+    let at_first = options(args).wait(wait.min(SILENT_WAIT));
+    match client.acquire_with_retry(&args.resource, at_first).await {
+        Err(error) if wait > SILENT_WAIT && (error.is_transient() || is_refusal(&error)) => {
+            output::error(&format!("waiting: {error}"));
+        }
+        outcome => return outcome,
     }
+    let mut options = options(args);
+    if let Some(wait) = args.wait {
+        options = options.wait(wait.saturating_sub(begun.elapsed()));
+    }
+    client.acquire_with_retry(&args.resource, options).await
+}
+
+fn is_refusal(error: &Error) -> bool {
+    matches!(error, Error::Refused { .. })
+}
+
+fn options(args: &Args) -> AcquireOptions {
+    acquire::options(args.ttl, args.owner.clone(), args.labels.clone()).margin(margin(args.ttl))
 }
 
 /// From KILL to the end of the lease: for a machine that is slow just then.
@@ -252,7 +272,9 @@ impl Watch<'_> {
     fn lost(&mut self, reason: LostReason) {
         self.lease = Lease::Lost;
         match self.on_lost {
-            OnLost::Warn => output::error(&format!("the lease is lost: {reason}")),
+            OnLost::Warn => {
+                output::error(&format!("the lease is lost, the command goes on: {reason}"));
+            }
             OnLost::Kill => {
                 self.stop(if reason == LostReason::Unconfirmed {
                     // It had its notice; what is left of the lease is the margin.

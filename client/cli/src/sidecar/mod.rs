@@ -51,6 +51,10 @@ const LOOK: Duration = Duration::from_secs(2);
 /// How often the state file says for how long the lease may be trusted.
 const TELL: Duration = Duration::from_secs(1);
 
+/// Why the hook is run, besides the reasons of the contract and `UNCONFIRMED`.
+const RELEASED: &str = "RELEASED";
+const NO_HEARTBEAT: &str = "NO_HEARTBEAT";
+
 /// How long what was granted to nobody is waited for to be given back.
 const GIVING_BACK: Duration = Duration::from_millis(800);
 
@@ -61,7 +65,7 @@ pub(crate) struct Args {
     resource: String,
 
     /// Names ONE holder, such as a pod and never a deployment. [default: a new
-    /// name of host, process id and a random part]
+    /// name for each lease, of host, process id and a random part]
     #[arg(long)]
     owner: Option<String>,
 
@@ -73,8 +77,8 @@ pub(crate) struct Args {
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
     labels: Vec<(String, String)>,
 
-    /// Where the neighbour asks: GET /lease, POST /release, POST /heartbeat.
-    /// Whoever reaches it can give the lock back.
+    /// Where the neighbour asks: GET /lease, POST /release, POST /heartbeat. An
+    /// IP address and a port. Whoever reaches it can give the lock back.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:50053")]
     listen: SocketAddr,
 
@@ -97,11 +101,13 @@ pub(crate) struct Args {
     on_gain: Option<String>,
 
     /// The same when the lock was lost, or is about to be given back, with
-    /// FENCEPOST_REASON.
+    /// FENCEPOST_REASON: RELEASED, NO_HEARTBEAT, UNCONFIRMED, or what the server
+    /// said, such as NOT_OWNER.
     #[arg(long, value_name = "COMMAND")]
     on_loss: Option<String>,
 
-    /// Renew only while the neighbour sends a POST /heartbeat this often.
+    /// Stand, and renew, only while the neighbour sends a POST /heartbeat this
+    /// often. It always should: while the lock is not held, too, when it gets 409.
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     require_heartbeat: Option<Duration>,
 
@@ -164,7 +170,7 @@ async fn bind(flag: &'static str, address: SocketAddr) -> Result<TcpListener, Fa
 
 /// Why a lease is over.
 enum Left {
-    Lost(LostReason),
+    Lost(&'static str),
     /// The neighbour has stopped, and wants to hear when others can go on.
     Released(Option<Order>),
 }
@@ -193,23 +199,27 @@ impl Sidecar<'_> {
             let owner = guard.owner().to_owned();
             let lost = guard.lost_token();
             self.seat.sit(guard);
+            output::error(&format!("gained the lock, token {token}"));
             let left = self.hold(signals, orders, &lost, &owner, token).await;
             match left {
                 Left::Lost(reason) => {
                     self.seat.leave();
-                    output::error(&format!("the lease is lost: {reason}"));
-                    let hook = self.hooks.lost(&owner, token, reason.as_str());
+                    output::error(&format!("lost the lock: {reason}"));
+                    let hook = self.hooks.lost(&owner, token, reason);
                     self.or_told(hook, signals, orders).await;
                 }
                 Left::Released(order) => {
-                    let hook = self.hooks.lost(&owner, token, "RELEASED");
+                    let hook = self.hooks.lost(&owner, token, RELEASED);
                     self.or_told(hook, signals, orders).await;
                     let given_back = match self.seat.leave() {
                         Some(guard) => guard.release().await,
                         None => Ok(()),
                     };
-                    if let Err(error) = &given_back {
-                        output::error(&format!("the lock was not given back: {error}"));
+                    match &given_back {
+                        Ok(()) => output::error("released the lock"),
+                        Err(error) => {
+                            output::error(&format!("the lock was not given back: {error}"));
+                        }
                     }
                     if let Some(order) = order {
                         order.carried_out(given_back);
@@ -286,7 +296,11 @@ impl Sidecar<'_> {
         loop {
             tokio::select! {
                 biased;
-                () = lost.cancelled() => return Left::Lost(self.seat.lost_reason()),
+                () = lost.cancelled() => {
+                    let reason = self.seat.lost_reason();
+                    let by_silence = silent && reason == LostReason::Unconfirmed;
+                    return Left::Lost(if by_silence { NO_HEARTBEAT } else { reason.as_str() });
+                }
                 Some(order) = orders.recv() => return Left::Released(Some(order)),
                 () = at(release_at) => return Left::Released(None),
                 _ = signals.deadly() => {
