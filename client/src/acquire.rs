@@ -40,6 +40,9 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(2);
 /// From the first on, many waiters would ask more often than a server can answer.
 const MOVING: u32 = 3;
 
+/// A server that calls every id spent does not know what it says.
+const MOST_SPENT: u32 = 3;
+
 /// With less time than this no server is asked: it could not answer.
 const SHORTEST_TRY: Duration = Duration::from_millis(50);
 
@@ -167,6 +170,7 @@ impl Taking {
         let deadline = wait.and_then(|wait| Instant::now().checked_add(wait));
         let mut tries = 0;
         let mut refused: Option<Holder> = None;
+        let mut spent = 0;
         loop {
             let left = match deadline {
                 Some(deadline) if !once => deadline.saturating_duration_since(Instant::now()),
@@ -189,7 +193,8 @@ impl Taking {
                     Error::Refused { holder }
                 }
                 Ok((Acquisition::Acquired(_), None)) => Error::TimedOut,
-                Err(Error::RequestSpent) if self.own_id => {
+                Err(Error::RequestSpent) if self.own_id && spent < MOST_SPENT => {
+                    spent += 1;
                     self.unheard_of = false;
                     self.request.request_id = new_request_id();
                     continue;

@@ -129,7 +129,7 @@ impl Servers {
                 Err(_elapsed) => last = Error::TimedOut,
             }
             self.stream_failed(index);
-            if !last.is_transient() {
+            if !last.is_transient() && !is_of_one_server(&last) {
                 break;
             }
         }
@@ -201,7 +201,8 @@ impl Servers {
             attempt += 1;
             let pause = pause_after(attempt, self.channels.len(), wish);
             let over = deadline.saturating_duration_since(Instant::now()) <= pause;
-            if over || !error.is_transient() {
+            let another = untried > 1 && is_of_one_server(&error);
+            if over || !(error.is_transient() || another) {
                 return Err(Failure {
                     error,
                     maybe_done_before,
@@ -211,6 +212,11 @@ impl Servers {
             sleep(pause).await;
         }
     }
+}
+
+/// What answers there may not be one of the servers at all, any longer.
+fn is_of_one_server(error: &Error) -> bool {
+    matches!(error, Error::Rejected { .. })
 }
 
 /// An equal share of the time that is left.

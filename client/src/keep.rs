@@ -42,7 +42,7 @@ const REOPENING: Backoff = Backoff {
 
 /// A server that says it renews for longer, or for less, is not believed.
 const LONGEST_STREAM: Duration = Duration::from_secs(24 * 60 * 60);
-const SHORTEST_STREAM: Duration = Duration::from_millis(50);
+const SHORTEST_STREAM: Duration = Duration::from_millis(200);
 
 /// Between calls whose time becomes shorter and shorter.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
@@ -205,13 +205,16 @@ impl Keeper<'_> {
         let mut current: Option<Stream> = None;
         let mut opening: Option<Opening<'_>> = None;
         let mut open_at = Instant::now();
-        // Since a stream has spoken twice.
+        // Since a stream has lasted.
         let mut failures = 0;
+        let mut opened_at = Instant::now();
         loop {
             let outcome = tokio::select! {
                 word = next_word(&mut current) => match word {
                     Ok(confirmed) => {
-                        failures = 0;
+                        if opened_at.elapsed() > SHORTEST_STREAM {
+                            failures = 0;
+                        }
                         Ok(confirmed)
                     }
                     Err(error) => {
@@ -225,7 +228,8 @@ impl Keeper<'_> {
                     opening = None;
                     match opened {
                         Ok(Open { stream, renewal, confirmed }) => {
-                            open_at = Instant::now() + until_next(&renewal);
+                            opened_at = Instant::now();
+                            open_at = opened_at + until_next(&renewal);
                             // The one before it ends here.
                             current = Some(stream);
                             Ok(confirmed)

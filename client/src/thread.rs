@@ -5,7 +5,7 @@
 //! dropped where there is no runtime, and a caller that goes away in the middle
 //! of a call leaves somebody who can give back what it had asked for.
 
-use std::{future::Future, io, thread, time::Duration};
+use std::{future::Future, io, sync::mpsc, thread, time::Duration};
 
 use tokio::{
     runtime::{Builder, Handle},
@@ -41,31 +41,45 @@ impl Thread {
     ///
     /// When the machine has no room for a thread, or for what its runtime needs.
     pub(crate) fn start() -> io::Result<Self> {
-        let runtime = Builder::new_current_thread().enable_all().build()?;
         let closing = CancellationToken::new();
+        let tasks = TaskTracker::new();
         let (says_slept, slept) = watch::channel(());
-        let this = Self {
-            handle: runtime.handle().clone(),
-            tasks: TaskTracker::new(),
-            slept,
-            _closing: closing.clone().drop_guard(),
+        let (started, starting) = mpsc::channel();
+        let work = {
+            let (closing, tasks) = (closing.clone(), tasks.clone());
+            move || match Builder::new_current_thread().enable_all().build() {
+                Err(error) => {
+                    let _: Result<(), _> = started.send(Err(error));
+                }
+                Ok(runtime) => {
+                    let _: Result<(), _> = started.send(Ok(runtime.handle().clone()));
+                    runtime.block_on(async {
+                        tokio::select! {
+                            () = closing.cancelled() => {}
+                            () = watch_clocks(&says_slept) => {}
+                        }
+                        tasks.close();
+                        let _: Result<(), _> = timeout(WIND_DOWN, tasks.wait()).await;
+                    });
+                    // Not waiting for a name that is still being resolved.
+                    runtime.shutdown_background();
+                }
+            }
         };
-        let tasks = this.tasks.clone();
         thread::Builder::new()
             .name("fencepost-client".to_owned())
-            .spawn(move || {
-                runtime.block_on(async {
-                    tokio::select! {
-                        () = closing.cancelled() => {}
-                        () = watch_clocks(&says_slept) => {}
-                    }
-                    tasks.close();
-                    let _: Result<(), _> = timeout(WIND_DOWN, tasks.wait()).await;
-                });
-                // Not waiting for a name that is still being resolved.
-                runtime.shutdown_background();
-            })?;
-        Ok(this)
+            .spawn(work)?;
+        // Made over there, since a runtime that is not to be may not be dropped
+        // within another. It takes some microseconds.
+        let handle = starting
+            .recv()
+            .unwrap_or_else(|_gone| Err(io::ErrorKind::BrokenPipe.into()))?;
+        Ok(Self {
+            handle,
+            tasks,
+            slept,
+            _closing: closing.drop_guard(),
+        })
     }
 
     /// The runtime, to make connections in.

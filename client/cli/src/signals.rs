@@ -64,11 +64,16 @@ impl Signals {
                     // Returns when we are continued.
                     let _: Result<(), Errno> = kill_process(getpid(), Signal::STOP);
                 }
-                Signal::CONT | Signal::URG | Signal::WINCH => {}
-                signal => return signal,
+                signal if ends_programs(signal) => return signal,
+                _ => {}
             }
         }
     }
+}
+
+/// Whether a program that does nothing about this signal is ended by it.
+pub(crate) fn ends_programs(signal: Signal) -> bool {
+    ![Signal::CONT, Signal::TSTP, Signal::URG, Signal::WINCH].contains(&signal)
 }
 
 /// Which signals we were started with as ignored, such as HUP by nohup(1): so

@@ -14,16 +14,16 @@
 
 use std::{
     fmt,
-    io::{self, BufRead as _, Write as _},
+    io::{self, Write as _},
     os::unix::process::CommandExt as _,
     process::{ChildStdin, Command, Stdio},
-    sync::mpsc::{self, RecvTimeoutError},
     thread,
     time::Duration,
 };
 
 use nix::sys::signal::SigSet;
 use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
     fs::{OFlags, fcntl_getfl, fcntl_setfl},
     io::Errno,
     process::{Pid, Signal, kill_process_group},
@@ -38,6 +38,7 @@ const LONGEST_WAIT: Duration = Duration::from_millis(500);
 /// Our end of the pipe. Dropped without [`done`](Self::done), it has the group
 /// killed.
 pub(super) struct Guardian {
+    pid: Pid,
     pipe: ChildStdin,
 }
 
@@ -59,10 +60,16 @@ impl Guardian {
             .stderr(Stdio::null())
             .process_group(0)
             .spawn()?;
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        let pid = pid.ok_or(io::ErrorKind::InvalidData)?;
         let pipe = child.stdin.ok_or(io::ErrorKind::BrokenPipe)?;
         // A guardian that does not read holds up nobody.
         fcntl_setfl(&pipe, fcntl_getfl(&pipe)? | OFlags::NONBLOCK)?;
-        Ok(Self { pipe })
+        Ok(Self { pid, pipe })
+    }
+
+    pub(super) fn pid(&self) -> Pid {
+        self.pid
     }
 
     pub(super) fn watch(&mut self, group: Pid) {
@@ -107,36 +114,61 @@ impl Word {
 
 /// The other end: the hidden subcommand.
 pub(crate) fn run() -> Exit {
-    // For all threads to come. The end of the pipe is what ends this process.
+    // The end of the pipe is what ends this process.
     let _: nix::Result<()> = SigSet::all().thread_block();
-    let (says, words) = mpsc::channel();
-    let _reader = thread::spawn(move || {
-        for line in io::stdin().lock().lines() {
-            let Ok(line) = line else { break };
-            if says.send(Word::parse(&line)).is_err() {
-                break;
-            }
-        }
-    });
+    let pipe = io::stdin();
+    let mut heard = Vec::new();
     let mut group = None;
     let mut until = Moment::NEVER;
     loop {
-        match words.recv_timeout(until.remaining().min(LONGEST_WAIT)) {
-            Ok(Some(Word::Group(number))) => group = Pid::from_raw(number),
-            Ok(Some(Word::Until(time))) => until = time,
-            Ok(Some(Word::Done)) => return Exit::Done,
-            Ok(None) => {}
-            Err(RecvTimeoutError::Timeout) if Moment::now() < until => {}
-            Err(RecvTimeoutError::Timeout) => {
-                kill(group);
-                // It may have been between two forks.
-                thread::sleep(LONGEST_WAIT / 25);
+        // Whatever has been said by now counts: this process may have been stopped
+        // for a while, and then knows less than it has been told.
+        match wait_for_word(&pipe, until.remaining().min(LONGEST_WAIT)) {
+            Ok(true) => {}
+            Ok(false) => {
+                if Moment::now() >= until {
+                    kill(group);
+                    // It may have been between two forks.
+                    thread::sleep(LONGEST_WAIT / 25);
+                }
+                continue;
             }
-            Err(RecvTimeoutError::Disconnected) => {
+            Err(_) => {
+                kill(group);
+                return Exit::Bug;
+            }
+        }
+        let mut bytes = [0; 4096];
+        match rustix::io::read(&pipe, &mut bytes) {
+            Ok(0) | Err(_) => {
                 kill(group);
                 return Exit::Done;
             }
+            Ok(count) => heard.extend_from_slice(&bytes[..count]),
         }
+        while let Some(end) = heard.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = heard.drain(..=end).collect();
+            match str::from_utf8(&line[..end]).ok().and_then(Word::parse) {
+                Some(Word::Group(number)) => group = Pid::from_raw(number),
+                Some(Word::Until(time)) => until = time,
+                Some(Word::Done) => return Exit::Done,
+                None => {}
+            }
+        }
+    }
+}
+
+/// Whether there is something to read, or the pipe has ended.
+fn wait_for_word(pipe: &io::Stdin, limit: Duration) -> Result<bool, Errno> {
+    let limit = Timespec {
+        tv_sec: 0,
+        tv_nsec: limit.min(LONGEST_WAIT).subsec_nanos().into(),
+    };
+    let mut pipes = [PollFd::new(pipe, PollFlags::IN)];
+    match poll(&mut pipes, Some(&limit)) {
+        Ok(ready) => Ok(ready > 0),
+        Err(Errno::INTR) => Ok(false),
+        Err(error) => Err(error),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{
     env,
     ffi::OsString,
-    io,
+    fs, io,
     os::unix::process::CommandExt as _,
     process::{self, Command},
 };
@@ -12,8 +12,8 @@ use fencepost_client::Guard;
 use rustix::{
     io::Errno,
     process::{
-        Pid, Signal, WaitOptions, WaitStatus, kill_current_process_group, kill_process_group,
-        test_kill_process_group, wait,
+        Pid, Signal, WaitOptions, WaitStatus, getppid, getsid, kill_current_process_group,
+        kill_process_group, test_kill_process_group, wait,
     },
 };
 use tokio::signal::unix::{SignalKind, signal};
@@ -28,11 +28,16 @@ pub(super) struct Job {
     children: tokio::signal::unix::Signal,
     terminal: Terminal,
     guardian: Guardian,
+    /// One that cannot live is not started for ever.
+    guardians_left: u8,
 }
 
 /// What became of the command.
 pub(super) enum Change {
-    Ended(Exit),
+    Ended {
+        exit: Exit,
+        by_signal: bool,
+    },
     /// It was stopped from the terminal, most likely.
     Paused,
 }
@@ -60,6 +65,7 @@ impl Job {
             children,
             terminal: Terminal::ours(),
             guardian,
+            guardians_left: 100,
         };
         job.hand_over_terminal();
         Ok(job)
@@ -75,9 +81,10 @@ impl Job {
         self.signal(Signal::KILL);
     }
 
-    /// Whether nothing of the group is left.
+    /// Whether nothing of the group is left that could do anything.
     pub(super) fn is_gone(&self) -> bool {
         test_kill_process_group(self.group) == Err(Errno::SRCH)
+            || members(self.group).is_some_and(|alive| alive == 0)
     }
 
     /// Waits until something becomes of the command. Orphans that it leaves are
@@ -90,6 +97,9 @@ impl Job {
                         return change;
                     }
                 }
+                Ok(Some((pid, status))) if pid == self.guardian.pid() && !status.stopped() => {
+                    self.replace_guardian();
+                }
                 Ok(Some(_orphan)) => {}
                 // No child has anything to say, or there is none.
                 Ok(None) | Err(_) => {
@@ -99,13 +109,26 @@ impl Job {
         }
     }
 
+    /// Somebody has killed it, as it may have us next.
+    fn replace_guardian(&mut self) {
+        if self.guardians_left > 0 {
+            self.guardians_left -= 1;
+            if let Ok(guardian) = Guardian::start() {
+                self.guardian = guardian;
+                self.guardian.watch(self.group);
+            }
+        }
+    }
+
     /// Stops ourselves, so that the shell that we were started from goes on; when
     /// it wakes us, the command goes on as well. Not without a terminal: whoever
     /// has stopped the command alone wants it so.
     pub(super) fn pause_with_it(&mut self) {
         if self.terminal.take_back() {
-            // Returns when we are continued.
-            let _: Result<(), Errno> = kill_current_process_group(Signal::STOP);
+            if somebody_can_continue_us() {
+                // Returns when we are continued.
+                let _: Result<(), Errno> = kill_current_process_group(Signal::STOP);
+            }
             self.hand_over_terminal();
         }
     }
@@ -136,12 +159,36 @@ fn change(status: WaitStatus) -> Option<Change> {
     if status.stopped() {
         return Some(Change::Paused);
     }
-    let exit = match (status.exit_status(), status.terminating_signal()) {
-        (Some(code), _) => Exit::Command(u8::try_from(code).unwrap_or(u8::MAX)),
-        (None, Some(signal)) => Exit::by_signal_number(signal),
+    let (exit, by_signal) = match (status.exit_status(), status.terminating_signal()) {
+        (Some(code), _) => (Exit::Command(u8::try_from(code).unwrap_or(u8::MAX)), false),
+        (None, Some(signal)) => (Exit::by_signal_number(signal), true),
         (None, None) => return None,
     };
-    Some(Change::Ended(exit))
+    Some(Change::Ended { exit, by_signal })
+}
+
+/// How many of the group are alive, where the machine tells: a process that has
+/// ended is there until its parent, who may be anybody, looks for it. See
+/// proc_pid_stat(5).
+fn members(group: Pid) -> Option<usize> {
+    let alive = |stat: &str| -> Option<bool> {
+        // The name, in parentheses, may contain anything.
+        let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+        let state = fields.next()?;
+        let its_group: i32 = fields.nth(1)?.parse().ok()?;
+        Some(its_group == group.as_raw_nonzero().get() && !matches!(state, "Z" | "X"))
+    };
+    let processes = fs::read_dir("/proc").ok()?.flatten();
+    let stats =
+        processes.filter_map(|process| fs::read_to_string(process.path().join("stat")).ok());
+    let mut any = false;
+    let count = stats
+        .filter(|stat| {
+            any = true;
+            alive(stat).unwrap_or(false)
+        })
+        .count();
+    any.then_some(count)
 }
 
 /// Processes of the group whose parent has ended become our children, so that we
@@ -153,6 +200,13 @@ fn adopt_orphans() {
         let _: Result<(), Errno> =
             rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
     }
+}
+
+/// Whether there is a shell that we are a job of: our parent is in our session. Where
+/// there is none, the kernel drops the stop of a terminal as well.
+fn somebody_can_continue_us() -> bool {
+    let session = |pid| getsid(pid).ok();
+    getppid().is_some_and(|parent| session(Some(parent)) == session(None))
 }
 
 /// This very program, also when its file was replaced since.

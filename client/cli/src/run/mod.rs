@@ -8,7 +8,9 @@
 //! 2. The command starts. Signals that come here go to its group, and it has the
 //!    terminal if we had.
 //! 3. When it ends, the lock is given back, and its exit code is ours. What it
-//!    left in the background is left alone, and does not hold up anything.
+//!    left in the background is left alone, and does not hold up anything. Not so
+//!    when a signal has ended it, or one that ends programs was handed on: that is
+//!    a stop, and what is left of the group is stopped as well.
 //!
 //! Stopping, by TERM or because the lease is not renewed: the group gets TERM,
 //! after `--grace` KILL, and the lock is renewed meanwhile and given back once
@@ -33,7 +35,7 @@ use crate::{
     acquire::{self, label},
     exit::{Exit, Failure},
     output,
-    signals::Signals,
+    signals::{self, Signals},
 };
 
 pub(crate) mod exec;
@@ -44,6 +46,12 @@ mod terminal;
 /// How long what was granted to nobody is waited for to be given back, when a
 /// signal ends us.
 const GIVING_BACK: Duration = Duration::from_millis(600);
+
+/// How long what was killed and is still there is waited for: another user's.
+const UNKILLABLE: Duration = Duration::from_secs(5);
+
+/// What a longer grace counts as.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// How long nothing is said of what is waited for.
 const SILENT_WAIT: Duration = Duration::from_secs(1);
@@ -136,9 +144,10 @@ pub(crate) async fn run(args: Args, client: &Client) -> Result<Exit, Failure> {
         notice: args.grace.min(args.ttl / 4),
         margin: margin(args.ttl),
         kill_at: None,
+        give_up_at: None,
         lease: Lease::Confirmed,
     };
-    let max_hold = args.max_hold.map(|limit| Instant::now() + limit);
+    let max_hold = args.max_hold.and_then(after);
     let exit = watch.until_ended(&mut signals, max_hold).await;
     let known_lost = watch.lease == Lease::Lost;
     watch.job.done();
@@ -148,7 +157,15 @@ pub(crate) async fn run(args: Args, client: &Client) -> Result<Exit, Failure> {
         give_back(client).await;
         return Ok(exit);
     }
-    match guard.release().await {
+    let released = tokio::select! {
+        released = guard.release() => released,
+        // Somebody is in a hurry. It goes on without being waited for.
+        _ = signals.deadly() => {
+            give_back(client).await;
+            return Ok(exit);
+        }
+    };
+    match released {
         Ok(()) => Ok(exit),
         // Learned only now: the command may have overlapped with the next one.
         Err(error @ Error::Lost { .. }) if args.on_lost == OnLost::Kill => Err(error.into()),
@@ -215,6 +232,8 @@ struct Watch<'a> {
     margin: Duration,
     /// The command was told to end, and will be killed then.
     kill_at: Option<Instant>,
+    /// It was killed, and what is still there then cannot be.
+    give_up_at: Option<Instant>,
     lease: Lease,
 }
 
@@ -222,9 +241,10 @@ impl Watch<'_> {
     async fn until_ended(&mut self, signals: &mut Signals, max_hold: Option<Instant>) -> Exit {
         let mut max_hold = max_hold;
         let mut ended = None;
+        let mut told = false;
         loop {
             if let Some(exit) = ended
-                && (self.kill_at.is_none() || self.job.is_gone())
+                && (self.kill_at.is_none() || self.job.is_gone() || passed(self.give_up_at))
             {
                 // The guardian may have been faster, when we got no time to run.
                 let overdue = self.lease != Lease::Confirmed || !self.guard.is_held();
@@ -243,7 +263,8 @@ impl Watch<'_> {
                 () = at(self.kill_at) => {
                     self.job.kill();
                     // Until then it is gone, or cannot be killed yet.
-                    self.kill_at = Some(Instant::now() + LOOK_AGAIN);
+                    self.kill_at = after(LOOK_AGAIN);
+                    self.give_up_at = self.give_up_at.or_else(|| after(UNKILLABLE));
                 }
                 () = at(max_hold) => {
                     max_hold = None;
@@ -254,11 +275,17 @@ impl Watch<'_> {
                     if signal == Signal::TERM {
                         self.stop(self.grace);
                     } else {
+                        told |= signals::ends_programs(signal);
                         self.job.signal(signal);
                     }
                 }
                 change = self.job.changed() => match change {
-                    Change::Ended(exit) => ended = Some(exit),
+                    Change::Ended { exit, by_signal } => {
+                        ended = Some(exit);
+                        if told || by_signal {
+                            self.stop(self.grace);
+                        }
+                    }
                     Change::Paused => self.job.pause_with_it(),
                 },
                 // The rest of the group: nobody tells us when it ends.
@@ -301,8 +328,9 @@ impl Watch<'_> {
         self.job.signal(Signal::TERM);
         // What was paused would not hear it.
         self.job.signal(Signal::CONT);
-        let kill_at = Instant::now() + grace;
-        self.kill_at = Some(self.kill_at.map_or(kill_at, |before| before.min(kill_at)));
+        // No time that a clock can tell is later than any.
+        let kill_at = after(grace).or_else(|| after(LONGEST));
+        self.kill_at = [self.kill_at, kill_at].into_iter().flatten().min();
     }
 }
 
@@ -314,6 +342,15 @@ async fn nearly_over(guard: &Guard, notice: Duration) {
             Some(time) => sleep(time).await,
         }
     }
+}
+
+/// None when no clock can tell it.
+fn after(time: Duration) -> Option<Instant> {
+    Instant::now().checked_add(time)
+}
+
+fn passed(time: Option<Instant>) -> bool {
+    time.is_some_and(|time| time <= Instant::now())
 }
 
 /// Waits until then; for ever when there is no such time.

@@ -203,7 +203,8 @@ impl Sidecar<'_> {
             let left = self.hold(signals, orders, &lost, &owner, token).await;
             match left {
                 Left::Lost(reason) => {
-                    self.seat.leave();
+                    // Not given back before the neighbour was told.
+                    let _guard = self.seat.leave();
                     output::error(&format!("lost the lock: {reason}"));
                     let hook = self.hooks.lost(&owner, token, reason);
                     self.or_told(hook, signals, orders).await;
@@ -306,7 +307,7 @@ impl Sidecar<'_> {
                 _ = signals.deadly() => {
                     let again = self.seat.stop();
                     let grace = if again { Duration::ZERO } else { self.args.release_after };
-                    release_at = Some(Instant::now() + grace);
+                    release_at = Instant::now().checked_add(grace);
                 }
                 () = self.silence(), if !silent => {
                     silent = true;

@@ -1,7 +1,9 @@
 //! What the sidecar knows of its lease, for all who ask.
 
 use std::{
-    fs, io,
+    fs,
+    future::pending,
+    io,
     path::PathBuf,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -187,11 +189,13 @@ impl Seat {
     pub(super) async fn silent_for(&self, time: Duration) {
         loop {
             let last = *self.shared.heartbeat.borrow();
-            let until = last.unwrap_or_else(Instant::now) + time;
-            if until <= Instant::now() {
-                return;
+            let last = last.unwrap_or_else(Instant::now);
+            match last.checked_add(time) {
+                Some(until) if until <= Instant::now() => return,
+                Some(until) => sleep_until(until).await,
+                // No clock can tell it.
+                None => pending().await,
             }
-            sleep_until(until).await;
         }
     }
 
