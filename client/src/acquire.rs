@@ -4,23 +4,29 @@
 //! whose answer was lost is found again by the next. Only a server that calls the
 //! id spent makes a new one: its lease was granted, and is gone.
 //!
-//! An acquisition that ends without a guard may still have been granted by a try
-//! that nobody heard of: the caller went away, or the time was over. One more try
-//! finds out, in the background, and what it gets is given back. Not where the
-//! caller has chosen the owner or the id: a later acquisition of the same may hold
-//! the lock by then, and would lose it.
+//! A caller that goes away ends the acquisition, but not the try that is under way:
+//! what that gets is given back. A try may also be granted without an answer, when
+//! the time is over. One more try finds out, in the background, and what it gets is
+//! given back. Not where the caller has chosen the owner or the id: a later
+//! acquisition of the same may hold the lock by then, elsewhere, and would lose it.
+//! Within one client those take turns.
 //!
 //! The pauses are random up to a bound that doubles ("full jitter": Marc Brooker,
 //! *Exponential Backoff And Jitter*), and never longer than the holder's lease
 //! lasts: then the lock is free, unless it was renewed. With each new holder the bound
 //! is low again: where the lock goes from hand to hand, nobody sleeps for long.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    pin::pin,
+    sync::{Arc, Mutex, PoisonError, Weak},
+    time::Duration,
+};
 
 use fencepost_proto::v1;
 use tokio::{
     sync::oneshot,
-    time::{Instant, sleep},
+    time::{Instant, sleep, timeout},
 };
 use tracing::Instrument as _;
 
@@ -36,15 +42,18 @@ use crate::{
 /// The shortest pause: what a server needs to answer others.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(2);
 
-/// As after so many tries is the pause when the lock has changed hands: up to 80 ms.
+/// As after so many tries is the pause when the lock has changed hands: up to 160 ms.
 /// From the first on, many waiters would ask more often than a server can answer.
-const MOVING: u32 = 3;
+const MOVING: u32 = 4;
 
 /// A server that calls every id spent does not know what it says.
 const MOST_SPENT: u32 = 3;
 
 /// With less time than this no server is asked: it could not answer.
 const SHORTEST_TRY: Duration = Duration::from_millis(50);
+
+/// How long a try that nobody waits for has still.
+const LAST_TRY: Duration = Duration::from_millis(200);
 
 /// For how long it is asked what became of a try nobody heard of.
 const LAST_QUESTION: Duration = Duration::from_secs(2);
@@ -88,13 +97,18 @@ pub(crate) async fn acquire(
     let span = tracing::info_span!("acquire", resource, owner = request.owner);
 
     let (answer, answered) = oneshot::channel();
-    let (give_up, mut given_up) = oneshot::channel();
+    let (give_up, given_up) = oneshot::channel();
     let asking = Asking {
         give_up: Some(give_up),
         shared,
     };
+    let turn = (!own_owner).then(|| shared.turns.of(resource, &request.owner));
     let shared = Arc::clone(shared);
     let work = async move {
+        let _turn = match turn {
+            Some(turn) => Some(turn.lock_owned().await),
+            None => None,
+        };
         let mut taking = Taking {
             wire: shared.wire.clone(),
             backoff: shared.backoff,
@@ -103,26 +117,22 @@ pub(crate) async fn acquire(
             own_owner,
             margin,
             unheard_of: false,
+            given_up,
+            releasing: None,
         };
-        tokio::select! {
-            biased;
-            releasing = &mut given_up => {
+        match taking.take(wait).await {
+            Ok(Some((lock, granted))) => {
+                tracing::debug!(token = lock.fencing_token, "acquired");
+                let guard = Guard::start(&shared, lock, granted, margin);
+                // Nobody there to take it: dropped, and so given back.
+                let _: Result<(), _> = answer.send(Ok(guard));
+            }
+            Ok(None) => taking.give_back().await,
+            Err(error) => {
+                let releasing = Releasing::new(&shared.releasing);
+                let _: Result<(), _> = answer.send(Err(error));
                 taking.give_back().await;
                 drop(releasing);
-            }
-            outcome = taking.take(wait) => match outcome {
-                Ok((lock, granted)) => {
-                    tracing::debug!(token = lock.fencing_token, "acquired");
-                    let guard = Guard::start(&shared, lock, granted, margin);
-                    // Nobody there to take it: dropped, and so given back.
-                    let _: Result<(), _> = answer.send(Ok(guard));
-                }
-                Err(error) => {
-                    let releasing = Releasing::new(&shared.releasing);
-                    let _: Result<(), _> = answer.send(Err(error));
-                    taking.give_back().await;
-                    drop(releasing);
-                }
             }
         }
     };
@@ -132,6 +142,30 @@ pub(crate) async fn acquire(
             detail: "the acquisition did not end well".to_owned(),
         })
     })
+}
+
+/// Acquisitions of one resource by one owner, one after the other.
+#[derive(Debug, Default)]
+pub(crate) struct Turns {
+    /// By resource and owner.
+    turns: Mutex<HashMap<(String, String), Weak<Turn>>>,
+}
+
+type Turn = tokio::sync::Mutex<()>;
+
+impl Turns {
+    fn of(&self, resource: &str, owner: &str) -> Arc<Turn> {
+        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        // What nobody waits for any longer.
+        turns.retain(|_, turn| turn.strong_count() > 0);
+        let key = (resource.to_owned(), owner.to_owned());
+        if let Some(turn) = turns.get(&key).and_then(Weak::upgrade) {
+            return turn;
+        }
+        let turn = Arc::default();
+        turns.insert(key, Arc::downgrade(&turn));
+        turn
+    }
 }
 
 /// Somebody waits for the lock. Dropping it ends the acquisition.
@@ -161,10 +195,18 @@ struct Taking {
     margin: Option<Duration>,
     /// A try may have been granted without our knowing.
     unheard_of: bool,
+    /// Nobody waits for the lock any longer.
+    given_up: oneshot::Receiver<Releasing>,
+    /// What was said then: counted until what is to be undone is.
+    releasing: Option<Releasing>,
 }
 
 impl Taking {
-    async fn take(&mut self, wait: Option<Duration>) -> Result<(Lock, Confirmation), Error> {
+    /// None when it was given up before it was granted.
+    async fn take(
+        &mut self,
+        wait: Option<Duration>,
+    ) -> Result<Option<(Lock, Confirmation)>, Error> {
         let once = wait == Some(Duration::ZERO);
         // A time that no clock can tell is no limit.
         let deadline = wait.and_then(|wait| Instant::now().checked_add(wait));
@@ -177,15 +219,32 @@ impl Taking {
                 Some(_) | None => Duration::MAX,
             };
             let wire = self.wire.within(self.wire.timeout.min(left));
-            // From here on, whoever is dropped does not know.
-            let before = self.unheard_of;
-            self.unheard_of = true;
-            let error = match wire.acquire(self.request.clone()).await {
+            if let Ok(releasing) = self.given_up.try_recv() {
+                self.releasing = Some(releasing);
+                return Ok(None);
+            }
+            let mut trying = pin!(wire.acquire(self.request.clone()));
+            let outcome = tokio::select! {
+                outcome = &mut trying => outcome,
+                releasing = &mut self.given_up => {
+                    self.releasing = releasing.ok();
+                    // Of a fixed owner, a grant that comes later would take the lock
+                    // from whoever is next.
+                    let patience = if self.own_owner { LAST_TRY } else { wire.timeout };
+                    let Ok(outcome) = timeout(patience, &mut trying).await else {
+                        self.unheard_of = true;
+                        return Ok(None);
+                    };
+                    outcome
+                }
+            };
+            let error = match outcome {
                 Ok((Acquisition::Acquired(lock), Some(granted))) => {
                     // The answer may have taken most of the lease's time.
                     if !granted.trusted_for(self.margin).is_zero() {
-                        return Ok((lock, granted));
+                        return Ok(Some((lock, granted)));
                     }
+                    self.unheard_of = true;
                     Error::TimedOut
                 }
                 Ok((Acquisition::Refused(holder), _)) => {
@@ -200,7 +259,7 @@ impl Taking {
                     continue;
                 }
                 Err(error) => {
-                    self.unheard_of = before || error.may_have_happened();
+                    self.unheard_of |= error.may_have_happened();
                     error
                 }
             };
@@ -222,14 +281,21 @@ impl Taking {
                 _ => return Err(error),
             };
             tracing::trace!(%error, ?pause, "not acquired yet");
-            if let Some(deadline) = deadline {
-                let left = deadline.saturating_duration_since(Instant::now());
-                if left <= pause + SHORTEST_TRY {
-                    sleep(left).await;
-                    return Err(error);
+            if self.releasing.is_some() {
+                return Ok(None);
+            }
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let last = left.filter(|left| *left <= pause + SHORTEST_TRY);
+            tokio::select! {
+                () = sleep(last.unwrap_or(pause)) => {}
+                releasing = &mut self.given_up => {
+                    self.releasing = releasing.ok();
+                    return Ok(None);
                 }
             }
-            sleep(pause).await;
+            if last.is_some() {
+                return Err(error);
+            }
         }
     }
 

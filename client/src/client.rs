@@ -6,7 +6,7 @@ use tokio::sync::watch;
 
 use crate::{
     AcquireOptions, Calls, EndpointsError, Error, Guard, Lock,
-    acquire::{self, Backoff},
+    acquire::{self, Backoff, Turns},
     call::Servers,
     endpoints,
     thread::Thread,
@@ -31,6 +31,7 @@ pub(crate) struct Shared {
     pub(crate) thread: Thread,
     pub(crate) wire: Wire,
     pub(crate) backoff: Backoff,
+    pub(crate) turns: Turns,
     /// How many locks are being given back.
     pub(crate) releasing: watch::Sender<usize>,
 }
@@ -77,8 +78,8 @@ impl ClientBuilder {
     /// The pauses of [`acquire_with_retry`](Client::acquire_with_retry): each is
     /// chosen at random up to a bound ("full jitter"), which is `first` at first
     /// and doubles from try to try until it is `longest`. 20 ms and 1 s unless
-    /// set. When the lock has changed hands meanwhile it is at most four times
-    /// `first`.
+    /// set. When the lock has changed hands meanwhile it is at most eight
+    /// times `first`.
     pub fn backoff(self, first: Duration, longest: Duration) -> Self {
         let backoff = Backoff { first, longest };
         Self { backoff, ..self }
@@ -105,6 +106,7 @@ impl ClientBuilder {
                     timeout: self.timeout,
                 },
                 backoff: self.backoff,
+                turns: Turns::default(),
                 releasing: watch::Sender::new(0),
             }),
         })

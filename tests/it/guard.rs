@@ -219,7 +219,7 @@ async fn work_that_is_cancelled_ends_before_its_lock_is_given_back() {
         let (client, name, winding) = (client.clone(), name.clone(), Winding(Arc::clone(&ended)));
         tokio::spawn(async move {
             client
-                .with_lock(&name, lease_of(SHORT), async move |_| {
+                .with_lock(&name, lease_of(LONG), async move |_| {
                     let _winding = winding;
                     std::future::pending::<()>().await;
                 })

@@ -199,3 +199,34 @@ async fn a_slow_server_is_not_stormed() {
     assert!(healed.elapsed() < Duration::from_secs(10));
     client.released().await;
 }
+
+/// Something else answers where a replica was: the others are asked.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_of_another_kind_hides_no_replica() {
+    let (_database, server) = server().await;
+    let (_reporter, health) = tonic_health::server::health_reporter();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let other = tokio::spawn(
+        tonic::transport::Server::builder()
+            .add_service(health)
+            .serve_with_incoming(tokio_stream::wrappers::TcpListenerStream::new(listener)),
+    );
+    let ttl = Duration::from_secs(2);
+    let both = format!("http://{address},{}", server.url());
+    let client = Client::connect_lazy(both).unwrap();
+    let guard = hold(&client, "a", ttl).await;
+    sleep(ttl * 2).await;
+    assert!(guard.is_held());
+    guard.release().await.unwrap();
+
+    let alone = Client::connect_lazy(format!("http://{address}")).unwrap();
+    let begun = Instant::now();
+    let rejected = alone.acquire("a", lease_of(LONG)).await;
+    assert!(
+        matches!(rejected, Err(Error::Rejected { .. })),
+        "{rejected:?}"
+    );
+    assert!(begun.elapsed() < Duration::from_secs(1));
+    other.abort();
+}

@@ -101,8 +101,8 @@ async fn many_waiters_have_their_turns() {
         }
         let took = begun.elapsed();
         println!("{waiters} waiters, 10 ms each: {took:?}");
-        // Twice what a quiet machine needs.
-        assert!(took < Duration::from_millis(100) * waiters, "{took:?}");
+        // A quiet machine needs a tenth of it.
+        assert!(took < Duration::from_millis(250) * waiters, "{took:?}");
     }
 }
 

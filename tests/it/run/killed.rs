@@ -83,6 +83,46 @@ async fn nothing_of_the_command_outlives_the_lease_of_a_stopped_fencepost() {
     }
 }
 
+/// Another takes its place, so that what may kill both finds both.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_guardian_is_replaced() {
+    let (endpoint, resource, stamps) = (
+        shared().await.server.url(),
+        fresh("replaced"),
+        Stamps::new(),
+    );
+    let command = stamps.command("stubborn");
+    let run = Run::start(&endpoint, &resource, &["--ttl", "3s"], &words(&command));
+    within(PATIENCE, "three processes", async || {
+        (run.left().len() == 3).then_some(())
+    })
+    .await;
+    let first = run.guardian();
+    system::signal(first, Signal::KILL);
+    gone(first).await;
+    within(PATIENCE, "another guardian", async || run.find_guardian()).await;
+    run.signal(Signal::KILL);
+    run.nothing_left_within(SECOND).await;
+}
+
+/// It was stopped, and not we: what it was told meanwhile counts.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guardian_that_was_stopped_believes_the_last_word() {
+    let (endpoint, resource) = (shared().await.server.url(), fresh("believes"));
+    let command = ["/bin/sh", "-c", "echo ready; exec sleep 60"];
+    let run = Run::start(&endpoint, &resource, &["--ttl", "1s"], &command);
+    run.says("ready").await;
+    let guardian = run.guardian();
+    system::signal(guardian, Signal::STOP);
+    tokio::time::sleep(SECOND * 3).await;
+    system::signal(guardian, Signal::CONT);
+    tokio::time::sleep(SECOND / 2).await;
+    // A busy machine may have cost the lease, which is then said.
+    if !run.has_said("the lease") {
+        assert_eq!(run.process.exit_status(), None, "{}", run.process.tail());
+    }
+}
+
 /// One belt less, and no more than that.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_command_goes_on_without_its_guardian() {

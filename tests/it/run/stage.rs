@@ -51,8 +51,10 @@ impl Run {
         flags: &[&str],
         command: &[&str],
     ) -> Self {
-        let mut shell = bare("/bin/sh".into());
+        let mut shell = bare("env".into());
         shell
+            // Whatever this process was told to ignore by those who started it.
+            .args(["--default-signal", "/bin/sh"])
             // No core files of commands that die.
             .args(["-c", &format!("ulimit -c 0; exec >&2; {script}"), "sh"])
             .arg(cli())
@@ -129,12 +131,15 @@ impl Run {
 
     /// The process that ends the command's group when `fencepost` cannot.
     pub(crate) fn guardian(&self) -> u32 {
+        self.find_guardian().expect("a guardian")
+    }
+
+    pub(crate) fn find_guardian(&self) -> Option<u32> {
         let children = system::children_of(self.process.pid());
-        let guardian = children.into_iter().find(|pid| {
+        children.into_iter().find(|pid| {
             let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
             line == b"fencepost\0guardian\0"
-        });
-        guardian.expect("a guardian")
+        })
     }
 }
 

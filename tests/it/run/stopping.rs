@@ -8,6 +8,7 @@ use std::{
 
 use fencepost_support::{
     calls::granted,
+    system,
     wait::{PATIENCE, within},
 };
 use rustix::process::Signal;
@@ -137,4 +138,70 @@ async fn a_paused_command_is_woken_to_end() {
     run.signal(Signal::TERM);
     run.ends_within(Duration::from_secs(5), 4).await;
     assert!(run.has_said("heard"));
+}
+
+/// The command itself is ended by a signal: what it has started is stopped as well,
+/// and the lock kept until it has.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_killed_command_leaves_is_stopped() {
+    const PARENT: &str = "
+        (trap '' INT QUIT; exec sleep 60) &
+        echo $$ ready
+        while :; do sleep 0.02; done";
+    let endpoint = shared().await.server.url();
+    for (signal, to_fencepost) in [(Signal::KILL, false), (Signal::QUIT, true)] {
+        let resource = fresh("leaves");
+        let command = ["/bin/sh", "-c", PARENT];
+        let run = Run::start(&endpoint, &resource, &["--ttl", "10s"], &command);
+        let line = run
+            .process
+            .log()
+            .wait_for(|line| line.strip_suffix(" ready").map(ToOwned::to_owned));
+        let pid: u32 = line.await.unwrap().parse().unwrap();
+        if to_fencepost {
+            run.signal(signal);
+        } else {
+            system::signal(pid, signal);
+        }
+        // Nothing is left: that is checked at the end.
+        run.ends(128 + signal.as_raw()).await;
+        let mut client = client().await;
+        granted(&mut client, &resource, "next", LONG).await;
+    }
+}
+
+/// A process that has ended and is not looked for by its parent, who has left the
+/// group, is nothing to wait for.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_zombie_in_the_group_holds_up_nothing() {
+    const ZOMBIE: &str = "
+import os, time
+if os.fork() == 0:
+    if os.fork() == 0:
+        time.sleep(60)
+    os.setsid()
+    print('ready', flush=True)
+    time.sleep(3)
+    os._exit(0)
+time.sleep(60)";
+    let (endpoint, resource) = (shared().await.server.url(), fresh("zombie"));
+    let flags = ["--ttl", "10s", "--grace", "500ms"];
+    let command = ["python3", "-ISc", ZOMBIE];
+    let run = Run::start(&endpoint, &resource, &flags, &command);
+    run.says("ready").await;
+    run.signal(Signal::TERM);
+    run.ends_within(Duration::from_secs(2), 143).await;
+}
+
+/// More than any clock can tell is for ever, not a panic.
+#[tokio::test(flavor = "multi_thread")]
+async fn absurd_times_are_for_ever() {
+    const AGES: &str = "18446744073709551615s";
+    let (endpoint, resource) = (shared().await.server.url(), fresh("ages"));
+    let flags = ["--grace", AGES, "--max-hold", AGES, "--wait", AGES];
+    let command = ["/bin/sh", "-c", "echo ready; exec sleep 60"];
+    let run = Run::start(&endpoint, &resource, &flags, &command);
+    run.says("ready").await;
+    run.signal(Signal::TERM);
+    run.ends(143).await;
 }

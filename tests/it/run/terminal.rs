@@ -59,7 +59,8 @@ os._exit(0)
 async fn on_a_terminal(stem: &str, command: &[&str], plan: &[&str]) -> Vec<String> {
     let endpoint = shared().await.server.url();
     let run = plain(&endpoint, &fresh(stem), &[], command);
-    let mut command = bare(python().into());
+    let mut command = bare("env".into());
+    command.args(["--default-signal", python()]);
     command
         .args(["-ISc", TERMINAL])
         .args(plan)
