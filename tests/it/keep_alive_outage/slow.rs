@@ -186,7 +186,7 @@ async fn the_most_urgent_go_first() {
     let (database, proxy, server) = behind_proxy().await;
     let mut client = server.client().await;
     let lock = granted(&mut client, "urgent", "a", Duration::from_secs(60)).await;
-    let ttl = Duration::from_secs(3);
+    let ttl = Duration::from_secs(5);
     let urgent = {
         let asks = KeepAliveRequest {
             ttl: Some(duration(ttl)),
@@ -194,15 +194,15 @@ async fn the_most_urgent_go_first() {
         };
         let mut stream = Stream::open(&mut client, asks).await;
         stream.next().await;
-        // Ends in three seconds from now on.
-        let cut = "UPDATE fencepost.locks SET expires_at = clock_timestamp() + interval '3 s'
+        // Ends in five seconds from now on.
+        let cut = "UPDATE fencepost.locks SET expires_at = clock_timestamp() + interval '5 s'
                    WHERE resource = 'urgent'";
         database.client().await.run(cut).await;
         // Two renewals with what it has now.
         stream.next().await;
         stream
     };
-    let urgent = tokio::spawn(follow(urgent, Instant::now() + Duration::from_secs(7)));
+    let urgent = tokio::spawn(follow(urgent, Instant::now() + Duration::from_secs(9)));
     proxy.delay(Duration::from_millis(200));
     // Every one of them is due at once when it is opened, again and again.
     let mut flood = JoinSet::new();
