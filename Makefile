@@ -4,7 +4,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test soak demo check fmt clean-tools \
+.PHONY: help setup run test polyglot soak demo check fmt clean-tools \
 	check-fmt check-shell check-proto check-deps check-clippy check-doc
 
 # The debug profile: its first build is far shorter than a release build, and a
@@ -29,6 +29,10 @@ test: ## Run the whole suite on a real server and a real Postgres
 	@deploy/setup.sh test
 	cargo build --workspace --bins
 	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-6} cargo test --workspace
+
+polyglot: ## Run one scenario in Rust, Python, Node, Go and Java
+	@deploy/setup.sh test
+	tests/polyglot/run.sh
 
 soak: ## Run the tests that take ten minutes and more
 	@deploy/setup.sh test
@@ -64,7 +68,7 @@ check-fmt:
 	cargo fmt --all --check
 
 check-shell: $(SHELLCHECK_HOME)/.installed
-	$(SHELLCHECK_HOME)/bin/shellcheck deploy/*.sh .ci/run
+	$(SHELLCHECK_HOME)/bin/shellcheck deploy/*.sh tests/polyglot/*.sh $(wildcard tests/polyglot/agents/*.sh) .ci/run
 
 check-proto: $(BUF_HOME)/.installed
 	$(BUF) lint proto
@@ -81,6 +85,7 @@ check-deps: $(DENY_HOME)/.installed
 
 check-clippy:
 	cargo clippy --workspace --all-targets -- -D warnings
+	cargo clippy --test polyglot -- -D warnings
 
 # The binaries are kept out of plain docs; for the server they are all there is.
 check-doc:

@@ -159,7 +159,8 @@ pub fn signal(pid: u32, signal: Signal) {
     let _ = rustix::process::kill_process(as_pid(pid), signal);
 }
 
-pub(crate) fn as_pid(pid: u32) -> Pid {
+/// For calls that take one.
+pub fn as_pid(pid: u32) -> Pid {
     i32::try_from(pid)
         .ok()
         .and_then(Pid::from_raw)
