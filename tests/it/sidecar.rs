@@ -354,3 +354,27 @@ async fn a_hook_that_hangs_holds_up_nothing() {
     });
     next.await;
 }
+
+/// They have a place for a while, and not all that there are of anything.
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_that_say_nothing_hold_up_nobody_for_long() {
+    let (sidecar, _world, _name) = on_shared(&[]).await;
+    let token = sidecar.held(LONG).await;
+    let mut silent = Vec::new();
+    for _ in 0..200 {
+        let mut stream = TcpStream::connect(sidecar.probes).await.unwrap();
+        stream.write_all(b"GET /livez HT").await.unwrap();
+        silent.push(stream);
+    }
+    // Its neighbour has places of its own.
+    assert_eq!(sidecar.lease().await["fencing_token"], token);
+    let begun = Instant::now();
+    assert_eq!(http(sidecar.probes, "GET", "/livez").await.0, 200);
+    println!(
+        "served after {:?} behind {} who say nothing",
+        begun.elapsed(),
+        silent.len()
+    );
+    assert!(begun.elapsed() < Duration::from_secs(30));
+    assert!(sidecar.is_ready().await);
+}

@@ -1,6 +1,6 @@
 //! The two ports of the sidecar.
 
-use std::io;
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -9,11 +9,30 @@ use axum::{
     http::{Response, StatusCode, header},
     routing::{get, post},
 };
+use hyper::server::conn::http1;
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    service::TowerToHyperService,
+};
 use serde_json::Value;
-use tokio::{net::TcpListener, task::JoinError};
+use tokio::{
+    net::TcpListener,
+    sync::Semaphore,
+    task::JoinSet,
+    time::{sleep, timeout},
+};
 use tokio_util::sync::CancellationToken;
 
 use super::seat::{Released, Seat};
+
+/// Connections at one time, of each port.
+const PLACES: usize = 64;
+/// How long a request may take to be there.
+const HEADERS: Duration = Duration::from_secs(5);
+/// How long a connection lasts: a release waits for a hook, and for the server.
+const LIFETIME: Duration = Duration::from_secs(60);
+/// Before the next connection when one could not be accepted.
+const REST: Duration = Duration::from_millis(50);
 
 /// When /readyz says yes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -25,11 +44,7 @@ pub(super) enum Ready {
 }
 
 /// For the process next door.
-pub(super) async fn serve_neighbour(
-    listener: TcpListener,
-    seat: Seat,
-    closing: CancellationToken,
-) -> io::Result<()> {
+pub(super) async fn serve_neighbour(listener: TcpListener, seat: Seat, closing: CancellationToken) {
     let router = Router::new()
         .route(
             "/lease",
@@ -38,9 +53,7 @@ pub(super) async fn serve_neighbour(
         .route("/release", post(release))
         .route("/heartbeat", post(heartbeat))
         .with_state(seat);
-    axum::serve(listener, router)
-        .with_graceful_shutdown(closing.cancelled_owned())
-        .await
+    serve(listener, router, closing).await;
 }
 
 /// For whoever looks after the pod.
@@ -49,7 +62,7 @@ pub(super) async fn serve_probes(
     seat: Seat,
     ready: Ready,
     closing: CancellationToken,
-) -> io::Result<()> {
+) {
     let readyz = async move |State(seat): State<Seat>| {
         let is_ready = !seat.is_stopping() && (ready == Ready::Always || seat.is_held());
         if is_ready {
@@ -62,18 +75,44 @@ pub(super) async fn serve_probes(
         .route("/livez", get(async || "ok\n"))
         .route("/readyz", get(readyz))
         .with_state(seat);
-    axum::serve(listener, router)
-        .with_graceful_shutdown(closing.cancelled_owned())
-        .await
+    serve(listener, router, closing).await;
 }
 
-/// Why a listener has ended.
-pub(super) fn why(ended: Result<io::Result<()>, JoinError>) -> io::Error {
-    match ended {
-        Ok(Ok(())) => io::ErrorKind::NotConnected.into(),
-        Ok(Err(error)) => error,
-        Err(error) => error.into(),
+/// Answers one request a connection, until `closing`. A client that is slow, or
+/// says nothing, keeps a place for so long and no longer, and no more than there
+/// are: the rest waits to be accepted.
+async fn serve(listener: TcpListener, router: Router, closing: CancellationToken) {
+    let places = Arc::new(Semaphore::new(PLACES));
+    let mut connections = JoinSet::new();
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new())
+        .header_read_timeout(HEADERS)
+        .keep_alive(false);
+    loop {
+        let accepted = async {
+            // It is never closed.
+            let place = Arc::clone(&places).acquire_owned().await.ok()?;
+            let (stream, _) = listener.accept().await.ok()?;
+            Some((stream, place))
+        };
+        let accepted = tokio::select! {
+            accepted = accepted => accepted,
+            () = closing.cancelled() => break,
+        };
+        while connections.try_join_next().is_some() {}
+        let Some((stream, place)) = accepted else {
+            // The machine has no room for another: it has to make some first.
+            sleep(REST).await;
+            continue;
+        };
+        let service = TowerToHyperService::new(router.clone());
+        let connection = http.serve_connection(TokioIo::new(stream), service);
+        connections.spawn(async move {
+            let _: Result<Result<(), _>, _> = timeout(LIFETIME, connection).await;
+            drop(place);
+        });
     }
+    connections.join_all().await;
 }
 
 /// Answers once the lock is free: 204. 409: it is not held. 503: it could not be

@@ -18,7 +18,9 @@
 //! The neighbour must do what every holder must: stop when the lease is lost, and
 //! fence its writes with the token.
 
-use std::{convert::Infallible, future::pending, net::SocketAddr, path::PathBuf, time::Duration};
+use std::{
+    convert::Infallible, future::pending, io, net::SocketAddr, path::PathBuf, time::Duration,
+};
 
 use fencepost_client::{Client, Error, Guard, LostReason};
 use humantime::parse_duration;
@@ -143,11 +145,11 @@ pub(crate) async fn run(args: Args, client: &Client) -> Result<Exit, Failure> {
     };
     let ended = tokio::select! {
         ended = sidecar.stand_and_hold(&mut signals, &mut orders) => ended,
-        Some(ended) = servers.join_next() => {
+        Some(_ended) = servers.join_next() => {
             // Without a listener we are of no use. The neighbour may be at work and
             // cannot say when it has stopped: its lease runs out, and is not released.
             std::mem::forget(sidecar.seat.leave());
-            Err(Failure::Machine(http::why(ended)))
+            Err(Failure::Machine(io::ErrorKind::NotConnected.into()))
         }
     };
     sidecar.seat.leave();
