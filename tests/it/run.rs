@@ -12,13 +12,13 @@
 
 mod codes;
 mod environment;
-mod first_process;
+pub(crate) mod first_process;
 mod killed;
 mod lost;
 mod never_two;
 mod renewals;
 mod signals;
-mod stage;
+pub(crate) mod stage;
 mod stopping;
 mod streams;
 mod terminal;

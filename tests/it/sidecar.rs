@@ -13,7 +13,7 @@ use fencepost_support::{
     leash::End,
     network::Network,
     process::Process,
-    system::{boottime_ms, free_address, private_directory},
+    system::{self, boottime_ms, free_address, private_directory},
     wait::within,
 };
 use rustix::process::Signal;
@@ -26,6 +26,10 @@ use tokio::{
 
 use crate::{
     programs::{bare, cli, run},
+    run::{
+        first_process::zombies_of,
+        stage::{UNSHARE, may_unshare},
+    },
     world::{LONG, World, fresh, shared},
 };
 
@@ -377,4 +381,40 @@ async fn clients_that_say_nothing_hold_up_nobody_for_long() {
     );
     assert!(begun.elapsed() < Duration::from_secs(30));
     assert!(sidecar.is_ready().await);
+}
+
+/// As the first process of a container it is the parent of what its hooks leave.
+#[tokio::test(flavor = "multi_thread")]
+async fn as_the_first_process_it_leaves_no_zombies() {
+    if !may_unshare().await {
+        return;
+    }
+    let world = shared().await;
+    let (name, neighbour) = (fresh("sidecar"), free_address());
+    let mut command = bare(UNSHARE[0].into());
+    command
+        .args(&UNSHARE[1..])
+        .arg(cli())
+        .args(["--endpoint", &world.server.url(), "sidecar", &name])
+        .args(["--ttl", "1s", "--listen", &neighbour.to_string()])
+        .args([
+            "--on-gain",
+            "for i in 1 2 3; do (sleep 0.3 &); done; echo left >&2",
+        ]);
+    let process = Process::start("fencepost", &mut command, End::KillGroup);
+    let left = process
+        .log()
+        .wait_for(|line| line.contains("left").then_some(()));
+    assert!(left.await.is_some(), "{}", process.tail());
+    // unshare, and what it has started.
+    let init = system::children_of(process.pid())[0];
+    within(LONG, "all orphans to end", async || {
+        system::children_of(init).is_empty().then_some(())
+    })
+    .await;
+    within(TTL * 5, "all orphans to be buried", async || {
+        (zombies_of(init) == 0).then_some(())
+    })
+    .await;
+    assert_eq!(http(neighbour, "GET", "/lease").await.0, 200);
 }

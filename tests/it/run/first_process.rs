@@ -30,7 +30,7 @@ async fn start(resource: &str, script: &str) -> (Run, u32) {
 }
 
 /// How many processes that have ended wait for this one to look at them.
-fn zombies_of(parent: u32) -> usize {
+pub(crate) fn zombies_of(parent: u32) -> usize {
     let entries = fs::read_dir("/proc").unwrap();
     let states = entries.filter_map(|entry| {
         let stat = fs::read_to_string(entry.ok()?.path().join("stat")).ok()?;

@@ -1,9 +1,22 @@
 //! Commands that are run when the lock comes and goes.
 
-use std::{process::Stdio, time::Duration};
+use std::{
+    fs,
+    future::pending,
+    process::Stdio,
+    sync::{
+        Arc,
+        atomic::{AtomicI32, Ordering},
+    },
+    time::Duration,
+};
 
-use rustix::process::{Pid, Signal, kill_process_group};
-use tokio::{process::Command, time::timeout};
+use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process_group, waitpid};
+use tokio::{
+    process::Command,
+    signal::unix::{SignalKind, signal},
+    time::timeout,
+};
 
 use super::Args;
 use crate::output;
@@ -12,6 +25,8 @@ use crate::output;
 const LIMIT: Duration = Duration::from_secs(10);
 
 pub(super) struct Hooks {
+    /// The process of the hook that runs; 0: none.
+    running: Arc<AtomicI32>,
     resource: String,
     on_gain: Option<String>,
     on_loss: Option<String>,
@@ -20,9 +35,32 @@ pub(super) struct Hooks {
 impl Hooks {
     pub(super) fn new(args: &Args) -> Self {
         Self {
+            running: Arc::default(),
             resource: args.resource.clone(),
             on_gain: args.on_gain.clone(),
             on_loss: args.on_loss.clone(),
+        }
+    }
+
+    /// As the first process of a container we are the parent of whatever the hooks
+    /// leave behind, and have to look for those when they end. For as long as it is
+    /// polled.
+    pub(super) fn bury_orphans(&self) -> impl Future<Output = ()> + Send + use<> {
+        let running = Arc::clone(&self.running);
+        async move {
+            let Ok(mut children) = signal(SignalKind::child()) else {
+                return;
+            };
+            while getpid().is_init() && children.recv().await.is_some() {
+                for orphan in children_of_ours() {
+                    // The hook itself is looked for by whoever runs it.
+                    if orphan.as_raw_nonzero().get() != running.load(Ordering::SeqCst) {
+                        // One that lives is not waited for.
+                        let _: Result<_, _> = waitpid(Some(orphan), WaitOptions::NOHANG);
+                    }
+                }
+            }
+            pending().await
         }
     }
 
@@ -56,11 +94,10 @@ impl Hooks {
             Ok(child) => child,
             Err(error) => return output::error(&format!("{flag} cannot be run: {error}")),
         };
-        let group = Group(
-            child
-                .id()
-                .and_then(|id| Pid::from_raw(i32::try_from(id).ok()?)),
-        );
+        let running = Running(&self.running);
+        let pid = child.id().and_then(|id| i32::try_from(id).ok());
+        running.0.store(pid.unwrap_or(0), Ordering::SeqCst);
+        let group = Group(pid.and_then(Pid::from_raw));
         match timeout(LIMIT, child.wait()).await {
             Ok(Ok(status)) if status.success() => group.leave(),
             Ok(Ok(status)) => {
@@ -71,6 +108,31 @@ impl Hooks {
             Err(_elapsed) => output::error(&format!("{flag} took longer than {LIMIT:?}: killed")),
         }
     }
+}
+
+/// Forgets which process it was.
+struct Running<'a>(&'a AtomicI32);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.store(0, Ordering::SeqCst);
+    }
+}
+
+/// See proc_pid_task(5).
+fn children_of_ours() -> Vec<Pid> {
+    let tasks = fs::read_dir("/proc/self/task")
+        .into_iter()
+        .flatten()
+        .flatten();
+    let lists = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
+    lists
+        .flat_map(|list| {
+            let pids = list.split_whitespace();
+            pids.filter_map(|pid| Pid::from_raw(pid.parse().ok()?))
+                .collect::<Vec<_>>()
+        })
+        .collect()
 }
 
 /// A process group that is killed when this is dropped.

@@ -145,6 +145,7 @@ pub(crate) async fn run(args: Args, client: &Client) -> Result<Exit, Failure> {
     };
     let ended = tokio::select! {
         ended = sidecar.stand_and_hold(&mut signals, &mut orders) => ended,
+        () = sidecar.hooks.bury_orphans() => Ok(()),
         Some(_ended) = servers.join_next() => {
             // Without a listener we are of no use. The neighbour may be at work and
             // cannot say when it has stopped: its lease runs out, and is not released.
