@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Mapping
+from collections.abc import Mapping
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -14,7 +14,9 @@ _POINTLESS = {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAUTHENTICATED, gr
 
 
 class FencepostError(Exception):
-    """Why a call did not succeed. A lease is over only when it is Lost."""
+    """Why a call did not succeed. A lease is over only when it is Lost. Repeat what is `transient`."""
+
+    transient = False
 
 
 class Refused(FencepostError):
@@ -46,7 +48,7 @@ class Invalid(FencepostError):
 
 
 class Unavailable(FencepostError):
-    """No server did it now; it may have happened all the same. Repeat it, if it is `transient`."""
+    """No server did it now; it may have happened all the same."""
 
     def __init__(self, detail: str, transient: bool = True) -> None:
         super().__init__(detail)
