@@ -3,7 +3,7 @@
 `proto` is a link to the contract; a source distribution has a copy in its place.
 """
 
-from importlib.metadata import version
+import re
 from importlib.resources import files
 from pathlib import Path
 
@@ -19,11 +19,16 @@ arguments += ["--python_out=src", "--pyi_out=src", "--grpc_python_out=src", CONT
 if protoc.main(arguments) != 0:
     raise SystemExit(f"protoc cannot compile {CONTRACT}")
 
-# The generated code refuses libraries that are older than what it was generated with.
+
+def made_with(file: str, pattern: str) -> str:
+    return re.search(pattern, Path("src/fencepost/v1", file).read_text()).group(1)
+
+
+# The generated code refuses libraries that are older than what it was made with.
 setup(
     install_requires=[
-        f"grpcio>={version('grpcio-tools')}",
-        f"protobuf>={version('protobuf')}",
+        "grpcio>=" + made_with("lock_service_pb2_grpc.py", r"GRPC_GENERATED_VERSION = '(.+)'"),
+        "protobuf>=" + made_with("lock_service_pb2.py", r"Protobuf Python Version: (\S+)"),
         "googleapis-common-protos>=1.63",
     ]
 )

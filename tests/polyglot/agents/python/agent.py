@@ -8,13 +8,12 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import grpc
-from google.protobuf import json_format
-from google.rpc import error_details_pb2, status_pb2
-
 import fencepost
+import grpc
 from fencepost.v1 import lock_service_pb2 as pb
 from fencepost.v1 import lock_service_pb2_grpc as rpc
+from google.protobuf import json_format
+from google.rpc import error_details_pb2, status_pb2
 
 
 def failure(error: fencepost.FencepostError) -> dict[str, Any]:
@@ -33,7 +32,7 @@ class Work:
     """Work that goes on until its owner stops it, or the lease is lost."""
 
     def __init__(self, client: fencepost.Client, resource: str, ttl: float) -> None:
-        self.begun: threading.Event = threading.Event()
+        self.begun = threading.Event()
         self.stop = threading.Event()
         self.token = 0
         self.thread = threading.Thread(target=self.run, args=(client, resource, ttl), daemon=True)
