@@ -1,0 +1,42 @@
+// What can go wrong, by what it means for the caller; and the contract, in which the servers say so.
+import { fileURLToPath } from "node:url";
+import grpc from "@grpc/grpc-js";
+import { loadSync } from "@grpc/proto-loader";
+
+const includeDirs = [fileURLToPath(new URL("proto", import.meta.url))];
+const files = ["fencepost/v1/lock_service.proto", "google/rpc/errors.proto"];
+export const protos = loadSync(files, { includeDirs, keepCase: true, longs: String, defaults: true });
+
+export class FencepostError extends Error {
+  constructor(message, details) { super(message); Object.assign(this, { name: new.target.name }, details); }
+}
+export class RefusedError extends FencepostError {}
+export class LostError extends FencepostError {}
+export class SpentError extends FencepostError {}
+export class InvalidError extends FencepostError {}
+export class UnavailableError extends FencepostError {}
+
+export const lost = (reason) => new LostError(`the lease is over: ${reason}`, { reason });
+const TERMINAL = ["LOCK_NOT_FOUND", "LOCK_EXPIRED", "NOT_OWNER", "TOKEN_SUPERSEDED", "TOKEN_UNKNOWN"];
+const REJECTED = [grpc.status.UNIMPLEMENTED, grpc.status.UNAUTHENTICATED, grpc.status.INVALID_ARGUMENT];
+
+// What a failed call means. A reason of ours decides; a bare code may be a proxy's, and ends no lease.
+export function decode({ code, details: text, metadata }) {
+  const unpack = (type) => {
+    try {
+      const { details } = protos["google.rpc.Status"].deserialize(metadata.get("grpc-status-details-bin")[0]);
+      return protos[type].deserialize(details.find((any) => any.type_url.endsWith(`/${type}`)).value);
+    } catch { return undefined; } // not there, or not readable
+  };
+  const info = unpack("google.rpc.ErrorInfo"), reason = info?.domain === "fencepost" ? info.reason : undefined;
+  const message = `${reason ?? grpc.status[code]}: ${text}`;
+  if (TERMINAL.includes(reason)) return lost(reason);
+  if (reason === "REQUEST_SPENT") return new SpentError(message);
+  if (reason === "INVALID_REQUEST") {
+    const violations = unpack("google.rpc.BadRequest")?.field_violations ?? [];
+    const text = violations.map(({ field, description }) => `${field}: ${description}`).join("; ");
+    return new InvalidError(`invalid request: ${text}`, { fields: violations.map(({ field }) => field) });
+  }
+  const heard = !REJECTED.includes(code), retryable = heard && reason !== "INTERNAL";
+  return new UnavailableError(message, { retryable, maybeDone: heard && reason !== "OVERLOADED" });
+}

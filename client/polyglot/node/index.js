@@ -1,0 +1,249 @@
+// Locks of a Fencepost server. index.d.ts says what each part promises; the comments here say why it is done so.
+import { randomBytes, randomUUID } from "node:crypto";
+import { hostname, uptime } from "node:os";
+import { setTimeout as sleep } from "node:timers/promises";
+import grpc from "@grpc/grpc-js";
+import { LostError, RefusedError, SpentError, UnavailableError, decode, lost, protos } from "./errors.js";
+export { FencepostError, InvalidError, LostError, RefusedError, SpentError, UnavailableError } from "./errors.js";
+const { LockService } = grpc.loadPackageDefinition(protos).fencepost.v1;
+
+// Milliseconds on a clock that counts a machine's sleep. On Linux the monotonic clock does not, and uptime does, in
+// steps of 10 ms: the one that has run further counts.
+let ahead = -Infinity;
+function now() {
+  const awake = performance.now();
+  ahead = Math.max(ahead, process.platform === "linux" ? uptime() * 1000 - awake : 0);
+  return awake + ahead;
+}
+const ms = (time) => Number(time.seconds) * 1000 + time.nanos / 1e6; // of a Duration or a Timestamp
+const backoff = (tries) => Math.max(2, Math.random() * Math.min(1000, 10 * 2 ** Math.min(tries, 10))); // full jitter
+const usable = (lock) => lock?.fencing_token > 0 && lock.remaining && lock.ttl && lock.expires_at;
+
+class Servers {
+  callsAt = 0; streamsAt = 0; leases = new Set(); // who answered last, who gets the next stream, what is held
+
+  constructor(endpoints, timeout) {
+    const options = {
+      "grpc.use_local_subchannel_pool": 1, // else calls and streams would share one connection
+      "grpc.initial_reconnect_backoff_ms": 100, "grpc.max_reconnect_backoff_ms": 1000,
+      "grpc.keepalive_time_ms": 2000, "grpc.keepalive_timeout_ms": 2000, // finds a dead peer well within a usual lease
+    };
+    const stub = (at) => new LockService(at.trim().replace("http://", ""), grpc.credentials.createInsecure(), options);
+    Object.assign(this, { timeout, calls: endpoints.map(stub), streams: endpoints.map(stub) });
+  }
+  // Asks the servers in turn until one answers or the time is over. One that hangs leaves the others their share of it.
+  async call(rpc, request, budget, signal) {
+    const end = now() + budget, first = this.callsAt, count = this.calls.length;
+    for (let tries = 0, maybeDone = false; ; ) {
+      const at = (first + tries) % count, untried = count - (tries % count), sent = now();
+      const deadline = Date.now() + (end - sent) / untried;
+      try {
+        const answer = await new Promise((resolve, reject) => {
+          const cancel = () => call.cancel();
+          const call = this.calls[at][rpc](request, { deadline }, (error, answer) => {
+            signal?.removeEventListener("abort", cancel);
+            error ? reject(decode(error)) : resolve(answer);
+          });
+          signal?.addEventListener("abort", cancel);
+        });
+        this.callsAt = at;
+        if (answer.lock && !usable(answer.lock)) throw new UnavailableError("nonsense", { maybeDone: true });
+        return { answer, sent };
+      } catch (error) {
+        error.maybeDone = maybeDone ||= error.maybeDone ?? false; // by this try or by one before it
+        const pause = ++tries % count ? 0 : backoff(2 + tries / count);
+        if (!error.retryable || now() + pause >= end) throw error;
+        await sleep(pause, undefined, { signal }).catch(() => { throw error; });
+      }
+    }
+  }
+  async release({ resource, owner, fencing_token }) {
+    await this.call("Release", { resource, owner, fencing_token }, this.timeout).catch((error) => {
+      if (!(error.maybeDone && error.reason === "LOCK_NOT_FOUND")) throw error; // else a lost try did it
+    });
+  }
+}
+
+export class Lease {
+  #servers; #key; #timer; #stream; #opening; #released; #failures = 0; #renewing = false;
+  #until = -Infinity; #renewAt = -Infinity; #openAt = -Infinity; #over = false; #lost = new AbortController();
+  constructor(servers, lock, sent) {
+    const { resource, owner, fencing_token } = lock;
+    Object.assign(this, { resource, owner, fencingToken: BigInt(fencing_token) });
+    this.#servers = servers;
+    this.#key = { resource, owner, fencing_token };
+    servers.leases.add(this);
+    this.#confirm(sent, sent + ms(lock.remaining), lock);
+  }
+  // Every look is by the clock, so that a process that was frozen knows on its first one; and once over, it is over.
+  get held() {
+    if (!this.#over && now() >= this.#until) this.#lose("UNCONFIRMED");
+    return !this.#over;
+  }
+  get remaining() { return this.held ? Math.max(0, this.#until - now()) : 0; }
+  get signal() { return this.held, this.#lost.signal; }
+  get reason() { return this.signal.reason?.reason; }
+  release() { return (this.#released ??= this.#release()); }
+  async [Symbol.asyncDispose]() { await this.release().catch((error) => { if (error.reason) throw error; }); }
+
+  async #release() {
+    const { held, reason } = this;
+    this.#end();
+    // Where a server has said that it is over, there is nothing to give back.
+    if (held || reason === "UNCONFIRMED") {
+      await this.#servers.release(this.#key).catch((error) => {
+        if (held && !error.reason) throw error;
+        this.#lost.abort(error);
+      });
+    }
+    this.#lost.signal.throwIfAborted();
+  }
+  #lose(reason) {
+    if (this.#over) return;
+    this.#end();
+    this.#lost.abort(lost(reason));
+  }
+  #end() {
+    this.#over = true;
+    this.#opening?.cancel();
+    this.#stream?.cancel();
+    clearTimeout(this.#timer);
+    this.#servers.leases.delete(this);
+  }
+  #confirm(seen, until, { ttl }) {
+    this.#until = Math.max(this.#until, until - Math.min(ms(ttl) / 10, 500));
+    this.#renewAt = Math.max(this.#renewAt, seen + Math.min(0.4 * ms(ttl), 30_000));
+    this.#tick();
+  }
+  // Does what is due, and watches the deadline. Looks every second, since timers stand still while the machine sleeps.
+  #tick() {
+    clearTimeout(this.#timer);
+    if (!this.held) return;
+    const time = now();
+    if (time >= this.#openAt) this.#open();
+    if (time >= this.#renewAt && !this.#renewing) this.#renew(); // the streams are late
+    const next = Math.min(this.#until, this.#openAt, this.#renewing ? Infinity : this.#renewAt, time + 1000);
+    this.#timer = setTimeout(() => this.#tick(), Math.max(1, next - time));
+  }
+  async #renew() {
+    const left = this.remaining;
+    this.#renewing = true;
+    try {
+      const { answer, sent } = await this.#servers.call("Renew", this.#key, Math.min(this.#servers.timeout, left / 4));
+      if (this.held) this.#confirm(sent, sent + ms(answer.lock.remaining), answer.lock);
+    } catch (error) {
+      if (error.reason) this.#lose(error.reason);
+      this.#renewAt = now() + (error.retryable ? Math.max(5, Math.min(backoff(4), left / 4)) : 30_000);
+    }
+    this.#renewing = false;
+    this.#tick();
+  }
+  // A stream takes over from the one before it once it has spoken, so that the renewals do not pause.
+  #open() {
+    const servers = this.#servers, at = servers.streamsAt, asked = now();
+    const call = (this.#opening = servers.streams[at].KeepAlive(this.#key));
+    let first, silence;
+    const expectWordIn = (time) => { clearTimeout(silence); silence = setTimeout(() => call.cancel(), time).unref(); };
+    this.#openAt = Infinity;
+    expectWordIn(Math.min(servers.timeout, this.remaining / (servers.streams.length + 1)));
+    call.on("error", () => {}); // the status says it too
+    call.on("status", (status) => {
+      clearTimeout(silence);
+      if (this.#over) return;
+      if (call === this.#opening) this.#opening = undefined;
+      else if (call === this.#stream) this.#stream = undefined;
+      else return; // another one took over
+      const { reason, retryable } = decode(status);
+      if (reason) return this.#lose(reason);
+      if (servers.streamsAt === at) servers.streamsAt = (at + 1) % servers.streams.length; // unless another has said so
+      this.#failures++;
+      if (!this.#opening) this.#openAt = now() + (retryable ? backoff(this.#failures) : 30_000);
+      this.#tick();
+    });
+    call.on("data", ({ lock, stream_remaining }) => {
+      if (!this.held || (call !== this.#opening && call !== this.#stream)) return;
+      if (!usable(lock)) return call.cancel();
+      // A message may have been under way for any time: the first counts from before the stream was asked for, a later
+      // one by how much its expires_at is later, and none for longer than if it had been sent just now.
+      const seen = now(), left = ms(lock.remaining), interval = Math.min(ms(lock.ttl) / 3, 20_000);
+      first ??= { until: asked + left, expires: ms(lock.expires_at) };
+      const until = Math.min(first.until + Math.max(0, ms(lock.expires_at) - first.expires), seen + left);
+      expectWordIn(2 * interval);
+      if (call === this.#opening) {
+        const before = this.#stream, time = stream_remaining ? ms(stream_remaining) : 0;
+        [this.#stream, this.#opening] = [call, undefined];
+        before?.cancel();
+        this.#openAt = seen + Math.max(50, time - Math.min((2 + Math.random() / 2) * interval, time / 2));
+      } else this.#failures = 0;
+      this.#confirm(seen, until, lock);
+    });
+  }
+}
+
+export class Client {
+  #servers; #leaving;
+  constructor(endpoints, { timeout = 5000 } = {}) {
+    this.#servers = new Servers([endpoints].flat().flatMap((list) => list.split(",")), timeout);
+  }
+  async acquire(resource, { ttl = 30_000, wait = 0, owner, requestId, labels, signal } = {}) {
+    const servers = this.#servers, end = now() + wait, left = () => Math.max(0, end - now());
+    const request = {
+      resource, labels, ttl: { seconds: Math.floor(ttl / 1000), nanos: Math.floor((ttl % 1000) * 1e6) },
+      owner: owner ?? `${hostname().slice(0, 50) || "host"}-${process.pid}-${randomBytes(6).toString("hex")}`,
+      request_id: requestId ?? randomUUID(), // one for all tries, so that a grant whose answer was lost is found again
+    };
+    let unheard = false; // whether a try may have been granted without an answer
+    try {
+      for (let tries = 1; ; tries++) {
+        signal?.throwIfAborted();
+        const budget = Math.min(servers.timeout, wait ? left() : Infinity);
+        const outcome = await this.#try(request, budget, signal).catch((error) => error);
+        const { holder, retryable, maybeDone } = outcome; // none of them in a lease
+        unheard = maybeDone || (unheard && retryable === true);
+        if (outcome instanceof Lease) return outcome;
+        signal?.throwIfAborted();
+        if (outcome instanceof SpentError && requestId === undefined) { request.request_id = randomUUID(); continue; }
+        if (!wait || !(holder || retryable)) throw outcome;
+        // A little after the holder's lease has run out the lock is free.
+        const pause = Math.min(backoff(tries), holder ? holder.remaining + backoff(1) : Infinity);
+        const last = left() <= pause + 50; // too little for another try
+        await sleep(last ? left() : pause, undefined, { signal }).catch(() => signal.throwIfAborted());
+        if (last) throw outcome;
+      }
+    } finally {
+      // Not where the owner or the id is the caller's: a later acquisition of theirs may hold the lock by then.
+      if (unheard && owner === undefined && requestId === undefined) {
+        const undo = ({ answer: { lock } }) => lock && servers.release(lock);
+        this.#leaving = Promise.allSettled([this.#leaving, servers.call("Acquire", request, 2000).then(undo)]);
+      }
+    }
+  }
+  async #try(request, budget, signal) {
+    const { answer, sent } = await this.#servers.call("Acquire", request, budget, signal);
+    if (!answer.acquired) {
+      const { owner, labels, remaining, acquired_at } = answer.holder;
+      const holder = { owner, labels, remaining: ms(remaining), acquiredAt: new Date(ms(acquired_at)) };
+      throw new RefusedError(`${owner} has the lock`, { holder });
+    }
+    const lease = new Lease(this.#servers, answer.lock, sent);
+    if (lease.held) return lease;
+    throw new UnavailableError("the answer came too late", { retryable: true, maybeDone: true });
+  }
+  async withLock(resource, options, work = options) {
+    const lease = await this.acquire(resource, work === options ? {} : options);
+    try {
+      const result = await work(lease);
+      await lease[Symbol.asyncDispose]();
+      return result;
+    } catch (error) {
+      await lease.release().catch(() => {}); // what the work has to say matters more
+      if (lease.reason && error !== lease.signal.reason) throw Object.assign(lost(lease.reason), { cause: error });
+      throw error;
+    }
+  }
+  async close() {
+    const { leases, calls, streams } = this.#servers;
+    await Promise.allSettled([this.#leaving, ...[...leases].map((lease) => lease.release())]);
+    for (const stub of [...calls, ...streams]) stub.close();
+  }
+}
