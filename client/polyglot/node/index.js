@@ -52,7 +52,7 @@ class Servers {
       } catch (error) {
         error.maybeDone = maybeDone ||= error.maybeDone ?? false; // by this try or by one before it
         const pause = ++tries % count ? 0 : backoff(2 + tries / count);
-        if (!error.retryable || now() + pause >= end) throw error;
+        if (!error.retryable || now() + pause + budget / 20 >= end) throw error; // no time for another one
         await sleep(pause, undefined, { signal }).catch(() => { throw error; });
       }
     }
