@@ -32,6 +32,7 @@ install_node() {
         ln -s "$home/bin/node" "$own/bin/node"
         ln -s "$home/lib/node_modules/npm/bin/npm-cli.js" "$own/bin/npm"
     done
+    hash -r # an older one was looked up before
 }
 
 if ! recent; then
