@@ -133,7 +133,7 @@ export class Lease {
       if (this.held) this.#confirm(sent, sent + ms(answer.lock.remaining), answer.lock);
     } catch (error) {
       if (error.reason) this.#lose(error.reason);
-      this.#renewAt = now() + (error.retryable ? Math.max(5, Math.min(backoff(4), left / 4)) : 30_000);
+      this.#renewAt = now() + (error.retryable ? Math.max(5, Math.min(backoff(this.#failures), left / 4)) : 30_000);
     }
     this.#renewing = false;
     this.#tick();
