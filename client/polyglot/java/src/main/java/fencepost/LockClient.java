@@ -30,31 +30,27 @@ public final class LockClient implements AutoCloseable {
     /** Why there is no lock. {@code holder}, when REFUSED: who has it. {@code fields}, when INVALID: which, where the server said so. */
     public static class LockException extends RuntimeException {
         public final Kind kind;
-        public transient Holder holder;
-        public final List<String> fields = new ArrayList<>();
-        LockException(Kind kind, String message, Throwable cause) { super(kind + ": " + message, cause); this.kind = kind; }
+        public final transient Holder holder;
+        public final List<String> fields;
+        LockException(Kind kind, String message, Throwable cause, Holder holder, List<String> fields) {
+            super(kind + ": " + message, cause);
+            this.kind = kind; this.holder = holder; this.fields = fields;
+        }
     }
     /** The lease is over: stop. {@code reason} is the contract's, or UNCONFIRMED: no renewal was confirmed in time. */
     public static final class LostException extends LockException {
         public final String reason;
-        LostException(String reason, Throwable cause) { super(Kind.LOST, reason, cause); this.reason = reason; }
+        LostException(String reason, Throwable cause) { super(Kind.LOST, reason, cause, null, List.of()); this.reason = reason; }
     }
-
     private static final long SECOND = 1_000_000_000, CALL = 5 * SECOND; // for one call, at all servers
     private static final Set<String> LOST = Set.of("LOCK_NOT_FOUND", "LOCK_EXPIRED", "NOT_OWNER", "TOKEN_SUPERSEDED", "TOKEN_UNKNOWN");
-    private static final Set<io.grpc.Status.Code> NEVER = EnumSet.of(io.grpc.Status.Code.INVALID_ARGUMENT,
-            io.grpc.Status.Code.UNIMPLEMENTED, io.grpc.Status.Code.UNAUTHENTICATED);
+    private static final Set<String> NEVER = Set.of("INVALID_ARGUMENT", "UNIMPLEMENTED", "UNAUTHENTICATED"); // codes no repetition mends
     private static final Metadata.Key<byte[]> DETAILS = Metadata.Key.of("grpc-status-details-bin", Metadata.BINARY_BYTE_MARSHALLER);
     private static final AtomicLong SLEPT = new AtomicLong(uptime() - System.nanoTime());
-    private final ScheduledThreadPoolExecutor loop = new ScheduledThreadPoolExecutor(1, work -> {
-        Thread thread = new Thread(work, "fencepost");
-        thread.setDaemon(true);
-        return thread;
-    });
+    private final ScheduledThreadPoolExecutor loop = new ScheduledThreadPoolExecutor(1, LockClient::daemon);
     private final Set<Lease> leases = ConcurrentHashMap.newKeySet();
     private final List<ManagedChannel> calls = new ArrayList<>(), streams = new ArrayList<>(); // apart: cancelled calls may cost a connection
     private volatile int preferred; // the server to ask next
-
     /** For the replicas of one Fencepost, as {@code host:port}, without TLS. Connects nothing before the first call. */
     public LockClient(String... endpoints) { this(endpoint -> ManagedChannelBuilder.forTarget(endpoint).usePlaintext(), endpoints); }
     /** The same with channels of your own making, such as with TLS. */
@@ -66,12 +62,12 @@ public final class LockClient implements AutoCloseable {
 
     /** Takes the lock and keeps it until the lease is closed. Interrupted, it gives back what it may have got. */
     public Lease acquire(String resource, Options options) throws InterruptedException {
+        if (loop.isShutdown()) throw new IllegalStateException("the client is closed");
         boolean once = options.waitUpTo.isZero(), ours = options.owner == null && options.requestId == null, unheard = false;
         long end = now() + (once ? CALL : nanos(options.waitUpTo));
         var request = AcquireRequest.newBuilder().setResource(resource).setOwner(options.owner == null ? uniqueOwner() : options.owner)
                 .setRequestId(options.requestId == null ? newId() : options.requestId)
                 .setTtl(com.google.protobuf.Duration.newBuilder().setSeconds(options.ttl.getSeconds()).setNanos(options.ttl.getNano()));
-        Holder seen = Holder.getDefaultInstance();
         try {
             for (int tries = 1; ; tries++) {
                 boolean before = unheard;
@@ -82,12 +78,9 @@ public final class LockClient implements AutoCloseable {
                     var answer = call(LockServiceGrpc.getAcquireMethod(), request.build(), end - sent).get();
                     unheard = false;
                     if (answer.getAcquired()) return new Lease(answer.getLock(), sent).keep();
-                    error = new LockException(Kind.REFUSED, answer.getHolder().getOwner() + " has the lock", null);
-                    error.holder = answer.getHolder();
+                    error = new LockException(Kind.REFUSED, "held by " + answer.getHolder().getOwner(), null, answer.getHolder(), List.of());
                     if (once) throw error;
-                    if (!seen.getAcquiredAt().equals(error.holder.getAcquiredAt())) tries = Math.min(tries, 3); // from hand to hand
-                    seen = error.holder;
-                    pause = Math.min(jitter(tries), nanos(seen.getRemaining()) + jitter(1));
+                    pause = Math.min(pause, nanos(error.holder.getRemaining()) + jitter(1)); // not all at the same time
                 } catch (ExecutionException failed) {
                     error = (LockException) failed.getCause();
                     unheard = error.kind == Kind.UNAVAILABLE || before && error.kind != Kind.SPENT;
@@ -106,7 +99,6 @@ public final class LockClient implements AutoCloseable {
             });
         }
     }
-
     /** Runs {@code work} under the lock in this thread, which is interrupted when the lease is lost; gives back afterwards. */
     public <T> T withLock(String resource, Options options, Work<T> work) throws Exception {
         Thread worker = Thread.currentThread();
@@ -124,14 +116,12 @@ public final class LockClient implements AutoCloseable {
             }
         }
     }
-
     /** Gives back what is still held, and ends the connections. */
     @Override public void close() {
         leases.stream().map(Lease::end).toList().forEach(ended -> ended.exceptionally(failed -> null).join());
         for (var channels : List.of(calls, streams)) channels.forEach(ManagedChannel::shutdownNow);
         loop.schedule(loop::shutdownNow, 1, SECONDS); // the channels end on it
     }
-
     /** Asks the preferred server, for its share of the time: when that fails, the next try is another one's. */
     private <Q, A> CompletableFuture<A> call(MethodDescriptor<Q, A> method, Q request, long time) {
         var result = new CompletableFuture<A>();
@@ -144,30 +134,25 @@ public final class LockClient implements AutoCloseable {
         });
         return result;
     }
-
     /** By the reason of our own ErrorInfo; of all codes only those that no repetition mends. A proxy's NOT_FOUND ends no lease. */
     private LockException failure(List<ManagedChannel> channels, int server, Throwable thrown) {
-        String reason = "";
+        String reason = "", code = io.grpc.Status.fromThrowable(thrown).getCode().name();
         List<String> fields = new ArrayList<>();
         Metadata trailers = io.grpc.Status.trailersFromThrowable(thrown);
+        byte[] details = trailers == null ? null : trailers.get(DETAILS);
         try {
-            byte[] details = trailers == null || !trailers.containsKey(DETAILS) ? new byte[0] : trailers.get(DETAILS);
-            for (var any : com.google.rpc.Status.parseFrom(details).getDetailsList()) {
+            if (details != null) for (var any : com.google.rpc.Status.parseFrom(details).getDetailsList()) {
                 ErrorInfo info = any.is(ErrorInfo.class) ? any.unpack(ErrorInfo.class) : ErrorInfo.getDefaultInstance();
                 if (info.getDomain().equals("fencepost")) reason = info.getReason();
                 if (any.is(BadRequest.class)) any.unpack(BadRequest.class).getFieldViolationsList().forEach(bad -> fields.add(bad.getField()));
             }
         } catch (IOException garbled) { reason = ""; }
         if (LOST.contains(reason)) return new LostException(reason, thrown);
-        boolean never = reason.equals("INVALID_REQUEST") || NEVER.contains(io.grpc.Status.fromThrowable(thrown).getCode());
-        Kind kind = reason.equals("REQUEST_SPENT") ? Kind.SPENT : never ? Kind.INVALID : Kind.UNAVAILABLE;
+        Kind kind = reason.equals("REQUEST_SPENT") ? Kind.SPENT : NEVER.contains(code) ? Kind.INVALID : Kind.UNAVAILABLE;
         if (kind == Kind.UNAVAILABLE && preferred == server) preferred = (server + 1) % calls.size();
         channels.get(server).resetConnectBackoff(); // grpc's own grows to two minutes
-        LockException error = new LockException(kind, thrown.getMessage(), thrown);
-        error.fields.addAll(fields);
-        return error;
+        return new LockException(kind, thrown.getMessage(), thrown, null, fields);
     }
-
     /** nanoTime stands still while the machine sleeps. On Linux /proc/uptime does not, and tells for how long that was. */
     private static long now() {
         long up = uptime(), nano = System.nanoTime();
@@ -189,13 +174,13 @@ public final class LockClient implements AutoCloseable {
         try { host = java.net.InetAddress.getLocalHost().getHostName(); } catch (IOException unnamed) {}
         return host + "-" + ProcessHandle.current().pid() + "-" + newId().substring(24);
     }
+    private static Thread daemon(Runnable work) { Thread thread = new Thread(work, "fencepost"); thread.setDaemon(true); return thread; }
 
     /** A lock that is held, and renewed until it is closed or lost. Hand its token to what you write to; stop when {@link #check} throws. */
     public final class Lease implements AutoCloseable {
         private final Lock lock;
         private final CompletableFuture<String> lost = new CompletableFuture<>();
-        private final CompletionStage<String> told = lost.thenApplyAsync(reason -> reason); // never on the client's thread
-        private CompletableFuture<?> ended; // since it is given back
+        private CompletableFuture<Object> ended; // since it is given back
         private volatile long until;
         private final List<Stream> open = new ArrayList<>(); // from here on for the client's thread alone
         private long openAt, renewAt;
@@ -216,35 +201,32 @@ public final class LockClient implements AutoCloseable {
         }
         /** The same for the steps of the work: throws {@link LostException} once the lease is over. */
         public void check() { if (!isHeld()) throw new LostException(lost.getNow("LOCK_NOT_FOUND"), null); }
-        /** Completed with the reason when the lease is lost before it is closed. */
-        public CompletionStage<String> lost() { return told; }
+        /** Completed with the reason when the lease is lost before it is closed; what follows on it never runs on the client's thread. */
+        public CompletionStage<String> lost() { return lost.thenApplyAsync(reason -> reason); }
         /** Gives the lock back; where no server can be told, it runs out. Throws {@link LostException} when it was lost before. */
         @Override public void close() {
             try { end().join(); } catch (CompletionException failed) { if (failed.getCause() instanceof LostException over) throw over; }
             if (lost.isDone()) throw new LostException(lost.join(), null);
         }
 
-        private Lease keep() {
-            leases.add(this);
-            loop.execute(this::tick);
-            return this;
-        }
-        private synchronized CompletableFuture<?> end() {
+        private Lease keep() { leases.add(this); loop.execute(this::tick); return this; }
+        private synchronized CompletableFuture<Object> end() {
             if (ended != null) return ended;
             boolean held = isHeld();
-            var released = new CompletableFuture<>();
-            if (held || lost.join().equals("UNCONFIRMED")) giveBack(1, now() + CALL, released); // alive for all that the server knows
+            ended = new CompletableFuture<>();
+            if (held || lost.join().equals("UNCONFIRMED")) giveBack(1, now() + CALL); // alive for all that the server knows
+            if (!held) ended.complete(null);
             leases.remove(this);
             loop.execute(this::tick);
-            return ended = held ? released : CompletableFuture.completedFuture(null);
+            return ended;
         }
-        private void giveBack(int tries, long end, CompletableFuture<Object> released) {
+        private void giveBack(int tries, long end) {
             call(LockServiceGrpc.getReleaseMethod(), ReleaseRequest.newBuilder().setResource(lock.getResource()).setOwner(owner())
                     .setFencingToken(fencingToken()).build(), end - now()).whenComplete((answer, error) -> {
-                boolean done = tries > 1 && error instanceof LostException over && over.reason.equals("LOCK_NOT_FOUND"); // by a try before
-                if (error == null || done) released.complete(answer);
-                else if (((LockException) error).kind != Kind.UNAVAILABLE || end - now() < SECOND / 20) released.completeExceptionally(error);
-                else loop.schedule(() -> giveBack(tries + 1, end, released), jitter(tries), NANOSECONDS);
+                boolean before = tries > 1 && error instanceof LostException over && over.reason.equals("LOCK_NOT_FOUND");
+                if (error == null || before) ended.complete(answer);
+                else if (((LockException) error).kind != Kind.UNAVAILABLE || end - now() < SECOND / 20) ended.completeExceptionally(error);
+                else loop.schedule(() -> giveBack(tries + 1, end), jitter(tries), NANOSECONDS);
             });
         }
         /** Prolongs the lease, never shortens it, and not once it is over. The margin is for clocks that drift, and to stop in. */
@@ -269,12 +251,12 @@ public final class LockClient implements AutoCloseable {
             long now = now(), next = now + SECOND;
             for (Stream stream : List.copyOf(open)) if (now >= stream.patience) stream.onError(new TimeoutException("no word in time"));
             if (now >= openAt) {
-                openAt = Long.MAX_VALUE; // until it has spoken or failed
-                open.add(new Stream(now));
+                openAt = Long.MAX_VALUE; // until that one has spoken, or failed
+                open.add(new Stream().start());
             }
             if (now >= renewAt) renew(now);
-            for (long time : new long[] {until, openAt, renewAt}) next = Math.min(next, time);
             for (Stream stream : open) next = Math.min(next, stream.patience);
+            next = Math.min(Math.min(next, until), Math.min(openAt, renewAt));
             if (timer != null) timer.cancel(false); // set meanwhile
             timer = loop.schedule(this::tick, Math.max(SECOND / 1000, next - now), NANOSECONDS);
         }
@@ -288,20 +270,17 @@ public final class LockClient implements AutoCloseable {
                 tick();
             });
         }
-
         /** The server renews while it is open. The next one is opened before its time is over, and takes over once it has spoken. */
         private final class Stream implements StreamObserver<KeepAliveResponse> {
             final int server = preferred;
             final ClientCall<KeepAliveRequest, KeepAliveResponse> call =
                     streams.get(server).newCall(LockServiceGrpc.getKeepAliveMethod(), CallOptions.DEFAULT);
-            final long asked;
-            long patience, base; // base: what expires_at of zero is on our clock
-
-            Stream(long now) {
-                asked = now;
-                patience = now + Math.min(CALL, (until - now) / 2);
+            final long asked = now();
+            long patience = asked + Math.min(CALL, (until - asked) / 2), base; // base: what expires_at of zero is on our clock
+            Stream start() {
                 ClientCalls.asyncServerStreamingCall(call, KeepAliveRequest.newBuilder().setResource(lock.getResource()).setOwner(owner())
                         .setFencingToken(fencingToken()).build(), this);
+                return this;
             }
             @Override public void onNext(KeepAliveResponse word) {
                 if (!open.contains(this)) return;
