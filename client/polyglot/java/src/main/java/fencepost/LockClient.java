@@ -52,9 +52,12 @@ public final class LockClient implements AutoCloseable {
     private final List<ManagedChannel> calls = new ArrayList<>(), streams = new ArrayList<>(); // apart: cancelled calls may cost a connection
     private volatile int preferred; // the server to ask next
     /** For the replicas of one Fencepost, as {@code host:port}, without TLS. Connects nothing before the first call. */
-    public LockClient(String... endpoints) { this(endpoint -> ManagedChannelBuilder.forTarget(endpoint).usePlaintext(), endpoints); }
+    public LockClient(String... endpoints) {
+        this(endpoint -> ManagedChannelBuilder.forTarget(endpoint.replaceFirst("^http://", "")).usePlaintext(), endpoints);
+    }
     /** The same with channels of your own making, such as with TLS. */
     public LockClient(java.util.function.Function<String, ManagedChannelBuilder<?>> channel, String... endpoints) {
+        if (endpoints.length == 0) throw new IllegalArgumentException("no endpoint");
         loop.setRemoveOnCancelPolicy(true);
         for (var channels : List.of(calls, streams)) for (String endpoint : endpoints)
             channels.add(channel.apply(endpoint).executor(loop).keepAliveTime(10, SECONDS).keepAliveTimeout(5, SECONDS).build());
@@ -62,7 +65,6 @@ public final class LockClient implements AutoCloseable {
 
     /** Takes the lock and keeps it until the lease is closed. Interrupted, it gives back what it may have got. */
     public Lease acquire(String resource, Options options) throws InterruptedException {
-        if (loop.isShutdown()) throw new IllegalStateException("the client is closed");
         boolean once = options.waitUpTo.isZero(), ours = options.owner == null && options.requestId == null, unheard = false;
         long end = now() + (once ? CALL : nanos(options.waitUpTo));
         var request = AcquireRequest.newBuilder().setResource(resource).setOwner(options.owner == null ? uniqueOwner() : options.owner)
@@ -70,6 +72,7 @@ public final class LockClient implements AutoCloseable {
                 .setTtl(com.google.protobuf.Duration.newBuilder().setSeconds(options.ttl.getSeconds()).setNanos(options.ttl.getNano()));
         try {
             for (int tries = 1; ; tries++) {
+                if (calls.get(0).isShutdown()) throw new IllegalStateException("the client is closed");
                 boolean before = unheard;
                 long sent = now(), pause = jitter(tries);
                 LockException error;
@@ -186,7 +189,6 @@ public final class LockClient implements AutoCloseable {
         private long openAt, renewAt;
         private int failures;
         private Future<?> timer;
-
         private Lease(Lock granted, long sent) { lock = granted; confirm(sent, sent + nanos(granted.getRemaining()), granted); }
         /** Who holds the lock: this lease and no other. */
         public String owner() { return lock.getOwner(); }
@@ -208,7 +210,6 @@ public final class LockClient implements AutoCloseable {
             try { end().join(); } catch (CompletionException failed) { if (failed.getCause() instanceof LostException over) throw over; }
             if (lost.isDone()) throw new LostException(lost.join(), null);
         }
-
         private Lease keep() { leases.add(this); loop.execute(this::tick); return this; }
         private synchronized CompletableFuture<Object> end() {
             if (ended != null) return ended;
@@ -243,17 +244,10 @@ public final class LockClient implements AutoCloseable {
         /** Does what is due and comes back for the rest; each second at least, since timers stand still while a machine sleeps. */
         private void tick() {
             if (timer != null) timer.cancel(false);
-            if (!isHeld()) {
-                open.forEach(stream -> stream.call.cancel("over", null));
-                open.clear();
-                return;
-            }
+            if (!isHeld()) { open.forEach(stream -> stream.call.cancel("over", null)); open.clear(); return; }
             long now = now(), next = now + SECOND;
             for (Stream stream : List.copyOf(open)) if (now >= stream.patience) stream.onError(new TimeoutException("no word in time"));
-            if (now >= openAt) {
-                openAt = Long.MAX_VALUE; // until that one has spoken, or failed
-                open.add(new Stream().start());
-            }
+            if (now >= openAt) { open.add(new Stream()); openAt = Long.MAX_VALUE; } // until that one has spoken, or failed
             if (now >= renewAt) renew(now);
             for (Stream stream : open) next = Math.min(next, stream.patience);
             next = Math.min(Math.min(next, until), Math.min(openAt, renewAt));
@@ -277,10 +271,9 @@ public final class LockClient implements AutoCloseable {
                     streams.get(server).newCall(LockServiceGrpc.getKeepAliveMethod(), CallOptions.DEFAULT);
             final long asked = now();
             long patience = asked + Math.min(CALL, (until - asked) / 2), base; // base: what expires_at of zero is on our clock
-            Stream start() {
+            Stream() {
                 ClientCalls.asyncServerStreamingCall(call, KeepAliveRequest.newBuilder().setResource(lock.getResource()).setOwner(owner())
                         .setFencingToken(fencingToken()).build(), this);
-                return this;
             }
             @Override public void onNext(KeepAliveResponse word) {
                 if (!open.contains(this)) return;
