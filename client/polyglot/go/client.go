@@ -1,0 +1,219 @@
+package fencepost
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	pb "github.com/fencepost/fencepost-go/fencepostv1"
+)
+
+const callTime = 5 * time.Second // for a call, with all its tries
+
+// Client talks to the replicas of one Fencepost. Many goroutines may use it at once.
+type Client struct {
+	conns                  []*grpc.ClientConn
+	calls, streams         []pb.LockServiceClient // cancelled calls disturb no stream: connections of their own
+	firstCall, firstStream atomic.Int32           // which endpoint to ask first
+	returning              sync.WaitGroup
+}
+
+// Options of an acquisition.
+type Options struct {
+	TTL       time.Duration     // how long the lease lasts without a renewal; required
+	Wait      time.Duration     // for how long to try, in all; 0: once
+	Owner     string            // names ONE holder; "": <host>-<pid>-<random>
+	RequestID string            // of this acquisition; "": a random one
+	Labels    map[string]string // shown to those who are refused
+}
+
+// Dial makes a client for the endpoints ("host:port") of one Fencepost, and connects when it has to. The servers have no
+// TLS: unless a proxy has, pass grpc.WithTransportCredentials(insecure.NewCredentials()).
+func Dial(endpoints []string, opts ...grpc.DialOption) (*Client, error) {
+	opts = append([]grpc.DialOption{
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 3 * time.Second}),
+		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: 2 * time.Second, Backoff: backoff.Config{
+			BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.5, MaxDelay: time.Second}}),
+	}, opts...)
+	c := &Client{}
+	for i := 0; i < 2*len(endpoints); i++ {
+		conn, err := grpc.Dial(endpoints[i/2], opts...) //nolint:staticcheck // old releases have no NewClient
+		if err != nil {
+			c.Close()
+			return nil, fmt.Errorf("fencepost: %s: %w", endpoints[i/2], err)
+		}
+		c.conns = append(c.conns, conn)
+		if stub := pb.NewLockServiceClient(conn); i%2 == 0 {
+			c.calls = append(c.calls, stub)
+		} else {
+			c.streams = append(c.streams, stub)
+		}
+	}
+	return c, nil
+}
+
+// Calls are the contract's own calls, at each endpoint.
+func (c *Client) Calls() []pb.LockServiceClient { return c.calls }
+
+// Close waits some seconds at most for what is being given back, and disconnects. Release the leases first.
+func (c *Client) Close() {
+	c.returning.Wait()
+	for _, conn := range c.conns {
+		conn.Close()
+	}
+}
+
+// Acquire takes the lock and keeps it until [Lease.Release]. When the context is done the acquisition ends, and later the
+// work (see [Lease.Context]); the lease does not, for the work may not have stopped yet.
+//
+// The error is *[Refused], *[Invalid], *[Unavailable], [ErrSpent] or the context's.
+func (c *Client) Acquire(ctx context.Context, resource string, o Options) (*Lease, error) {
+	req := &pb.AcquireRequest{Resource: resource, Owner: o.Owner, Ttl: durationpb.New(o.TTL), Labels: o.Labels, RequestId: o.RequestID}
+	if o.Owner == "" {
+		host, _ := os.Hostname()
+		req.Owner = fmt.Sprintf("%.50s-%d-%x", host, os.Getpid(), random(6))
+	}
+	if o.RequestID == "" {
+		req.RequestId = fmt.Sprintf("%x", random(16))
+	}
+	end, unheard, holder := now()+o.Wait, false, (*pb.Holder)(nil)
+	defer func() {
+		if unheard && o.Owner == "" && o.RequestID == "" { // else a later acquisition of the same may hold it by now
+			c.returning.Add(1)
+			go c.giveBack(req)
+		}
+	}()
+	for tries := 1; ; tries++ {
+		limit := callTime
+		if o.Wait > 0 {
+			limit = shorter(limit, end-now())
+		}
+		answer, sent, _, err := call(ctx, c, limit, pb.LockServiceClient.Acquire, req)
+		if err == nil && answer.Acquired {
+			if lease := c.hold(ctx, answer.Lock, sent); lease != nil {
+				unheard = false
+				return lease, nil
+			}
+			err = &Unavailable{errors.New("the answer took as long as the lease")}
+		} else if err == ErrSpent && o.RequestID == "" {
+			req.RequestId = fmt.Sprintf("%x", random(16)) // granted by a try whose answer was lost, and over
+			continue
+		}
+		pause := backOff(tries)
+		if err == nil {
+			last := holder
+			holder = answer.GetHolder()
+			if !holder.GetAcquiredAt().AsTime().Equal(last.GetAcquiredAt().AsTime()) && tries > 3 {
+				tries = 3 // it goes from hand to hand: ask more often again
+			}
+			err, pause = &Refused{holder}, shorter(backOff(tries), holder.GetRemaining().AsDuration()+backOff(1))
+			unheard = false
+		} else if unheard = isUnavailable(err); !unheard {
+			return nil, err
+		}
+		left := end - now()
+		again := o.Wait > 0 && left >= pause+50*time.Millisecond // with less no server could answer
+		if !again {
+			pause = left
+		}
+		if !sleep(ctx, pause) {
+			return nil, ctx.Err()
+		}
+		if !again {
+			return nil, err
+		}
+	}
+}
+
+// giveBack asks what became of a try nobody heard of, and undoes it.
+func (c *Client) giveBack(req *pb.AcquireRequest) {
+	defer c.returning.Done()
+	answer, _, _, err := call(context.Background(), c, 2*time.Second, pb.LockServiceClient.Acquire, req)
+	if err == nil && answer.Acquired {
+		c.release(context.Background(), answer.Lock)
+	}
+}
+
+func (c *Client) release(ctx context.Context, lock *pb.Lock) error {
+	req := &pb.ReleaseRequest{Resource: lock.Resource, Owner: lock.Owner, FencingToken: lock.FencingToken}
+	_, _, repeated, err := call(ctx, c, callTime, pb.LockServiceClient.Release, req)
+	var lost *Lost
+	if repeated && errors.As(err, &lost) && lost.Reason == "LOCK_NOT_FOUND" {
+		return nil // by the try before, whose answer was lost
+	}
+	return err
+}
+
+// call asks one endpoint after the other until one answers, each with its share of the time. It tells when the last try
+// was sent, and whether another may have happened before it.
+func call[Q, A any](ctx context.Context, c *Client, limit time.Duration,
+	rpc func(pb.LockServiceClient, context.Context, Q, ...grpc.CallOption) (A, error), request Q,
+) (answer A, sent time.Duration, repeated bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	end, _ := ctx.Deadline()
+	n, first := len(c.calls), int(c.firstCall.Load())
+	for try := 0; ; try++ {
+		i := (first + try) % n
+		share, done := context.WithTimeout(ctx, time.Until(end)/time.Duration(n-try%n))
+		sent = now()
+		answer, err = rpc(c.calls[i], share, request)
+		done()
+		if err = meaning(err); !isUnavailable(err) {
+			c.firstCall.Store(int32(i))
+			return
+		}
+		pause := time.Duration(0)
+		if try%n == n-1 { // each has failed
+			pause = 50*time.Millisecond + backOff(try/n+2)
+		}
+		if time.Until(end) <= pause || !sleep(ctx, pause) {
+			return
+		}
+		repeated = true
+	}
+}
+
+// backOff is a random pause below a bound that doubles from failure to failure, from 20 ms to 1 s.
+func backOff(failures int) time.Duration {
+	bound := shorter(20*time.Millisecond<<shorter(time.Duration(failures-1), 6), time.Second)
+	return 2*time.Millisecond + part(bound)
+}
+
+func part(d time.Duration) time.Duration {
+	return d * time.Duration(binary.BigEndian.Uint16(random(2))) >> 16
+}
+
+func random(n int) []byte {
+	b := make([]byte, n)
+	if _, err := rand.Read(b); err != nil {
+		panic(err) // without it no owner is unique
+	}
+	return b
+}
+
+// sleep tells whether the context still stands.
+func sleep(ctx context.Context, d time.Duration) bool {
+	wake, done := context.WithTimeout(ctx, d)
+	defer done()
+	<-wake.Done()
+	return ctx.Err() == nil
+}
+
+func shorter(a, b time.Duration) time.Duration {
+	if a < b {
+		return a
+	}
+	return b
+}
