@@ -1,4 +1,10 @@
+// Package fencepost takes locks of a Fencepost server, keeps them, and stops the work when one is lost.
+//
+// A lock is a lease: it can be lost at any time. Only a resource that compares the fencing token with every write is
+// safe from a holder that does not know yet; the README has such a write.
 package fencepost
+
+//go:generate ./generate.sh
 
 import (
 	"context"
@@ -38,28 +44,28 @@ type Options struct {
 	Labels    map[string]string // shown to those who are refused
 }
 
-// Dial makes a client for the endpoints ("host:port") of one Fencepost, and connects when it has to. The servers have no
-// TLS: unless a proxy has, pass grpc.WithTransportCredentials(insecure.NewCredentials()).
+// Dial makes a client for the endpoints ("host:port") of one Fencepost, and connects when it has to. The servers have
+// no TLS: unless a proxy has, pass grpc.WithTransportCredentials(insecure.NewCredentials()).
 func Dial(endpoints []string, opts ...grpc.DialOption) (*Client, error) {
+	if len(endpoints) == 0 {
+		return nil, errors.New("fencepost: no endpoints")
+	}
 	opts = append([]grpc.DialOption{
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 3 * time.Second}),
 		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: 2 * time.Second, Backoff: backoff.Config{
 			BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.5, MaxDelay: time.Second}}),
 	}, opts...)
 	c := &Client{}
-	for i := 0; i < 2*len(endpoints); i++ {
-		conn, err := grpc.Dial(endpoints[i/2], opts...) //nolint:staticcheck // old releases have no NewClient
+	var stubs []pb.LockServiceClient
+	for _, endpoint := range append(endpoints[:len(endpoints):len(endpoints)], endpoints...) {
+		conn, err := grpc.Dial(endpoint, opts...) //nolint:staticcheck // old releases have no NewClient
 		if err != nil {
 			c.Close()
-			return nil, fmt.Errorf("fencepost: %s: %w", endpoints[i/2], err)
+			return nil, fmt.Errorf("fencepost: %s: %w", endpoint, err)
 		}
-		c.conns = append(c.conns, conn)
-		if stub := pb.NewLockServiceClient(conn); i%2 == 0 {
-			c.calls = append(c.calls, stub)
-		} else {
-			c.streams = append(c.streams, stub)
-		}
+		c.conns, stubs = append(c.conns, conn), append(stubs, pb.NewLockServiceClient(conn))
 	}
+	c.calls, c.streams = stubs[:len(endpoints)], stubs[len(endpoints):]
 	return c, nil
 }
 
@@ -74,12 +80,13 @@ func (c *Client) Close() {
 	}
 }
 
-// Acquire takes the lock and keeps it until [Lease.Release]. When the context is done the acquisition ends, and later the
-// work (see [Lease.Context]); the lease does not, for the work may not have stopped yet.
+// Acquire takes the lock and keeps it until [Lease.Release]. When the context is done the acquisition ends, and later
+// the work (see [Lease.Context]); the lease does not, for the work may not have stopped yet.
 //
 // The error is *[Refused], *[Invalid], *[Unavailable], [ErrSpent] or the context's.
 func (c *Client) Acquire(ctx context.Context, resource string, o Options) (*Lease, error) {
-	req := &pb.AcquireRequest{Resource: resource, Owner: o.Owner, Ttl: durationpb.New(o.TTL), Labels: o.Labels, RequestId: o.RequestID}
+	req := &pb.AcquireRequest{
+		Resource: resource, Owner: o.Owner, Ttl: durationpb.New(o.TTL), Labels: o.Labels, RequestId: o.RequestID}
 	if o.Owner == "" {
 		host, _ := os.Hostname()
 		req.Owner = fmt.Sprintf("%.50s-%d-%x", host, os.Getpid(), random(6))
@@ -87,7 +94,7 @@ func (c *Client) Acquire(ctx context.Context, resource string, o Options) (*Leas
 	if o.RequestID == "" {
 		req.RequestId = fmt.Sprintf("%x", random(16))
 	}
-	end, unheard, holder := now()+o.Wait, false, (*pb.Holder)(nil)
+	end, unheard := now()+o.Wait, false
 	defer func() {
 		if unheard && o.Owner == "" && o.RequestID == "" { // else a later acquisition of the same may hold it by now
 			c.returning.Add(1)
@@ -112,25 +119,19 @@ func (c *Client) Acquire(ctx context.Context, resource string, o Options) (*Leas
 		}
 		pause := backOff(tries)
 		if err == nil {
-			last := holder
-			holder = answer.GetHolder()
-			if !holder.GetAcquiredAt().AsTime().Equal(last.GetAcquiredAt().AsTime()) && tries > 3 {
-				tries = 3 // it goes from hand to hand: ask more often again
-			}
-			err, pause = &Refused{holder}, shorter(backOff(tries), holder.GetRemaining().AsDuration()+backOff(1))
-			unheard = false
+			holder := answer.GetHolder()
+			pause = shorter(pause, holder.GetRemaining().AsDuration()+backOff(1)) // then it is free, or was renewed
+			err, unheard = &Refused{holder}, false
 		} else if unheard = isUnavailable(err); !unheard {
 			return nil, err
 		}
-		left := end - now()
-		again := o.Wait > 0 && left >= pause+50*time.Millisecond // with less no server could answer
-		if !again {
-			pause = left
+		if left := end - now(); left < pause+50*time.Millisecond { // too little for another try
+			pause, o.Wait = left, 0
 		}
 		if !sleep(ctx, pause) {
 			return nil, ctx.Err()
 		}
-		if !again {
+		if o.Wait == 0 {
 			return nil, err
 		}
 	}
@@ -146,7 +147,7 @@ func (c *Client) giveBack(req *pb.AcquireRequest) {
 }
 
 func (c *Client) release(ctx context.Context, lock *pb.Lock) error {
-	req := &pb.ReleaseRequest{Resource: lock.Resource, Owner: lock.Owner, FencingToken: lock.FencingToken}
+	req := &pb.ReleaseRequest{Resource: lock.GetResource(), Owner: lock.GetOwner(), FencingToken: lock.GetFencingToken()}
 	_, _, repeated, err := call(ctx, c, callTime, pb.LockServiceClient.Release, req)
 	var lost *Lost
 	if repeated && errors.As(err, &lost) && lost.Reason == "LOCK_NOT_FOUND" {

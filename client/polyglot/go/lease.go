@@ -41,8 +41,8 @@ func (l *Lease) Remaining() (left time.Duration) {
 // Err is nil while the lease is held, by the clock alone, and then *[Lost] or [ErrReleased].
 func (l *Lease) Err() error { return l.judge(func(time.Duration) {}) }
 
-// Release ends the renewals and gives the lock back, once the work has stopped: also when the context is done. The error
-// is *[Lost] when the lease was over before. Called again it says the same.
+// Release ends the renewals and gives the lock back, once the work has stopped: also when the context is done. The
+// error is *[Lost] when the lease was over before. Called again it says the same.
 func (l *Lease) Release(ctx context.Context) error {
 	l.once.Do(func() {
 		before := l.end(ErrReleased)
@@ -59,9 +59,10 @@ func (l *Lease) Release(ctx context.Context) error {
 	return l.outcome
 }
 
-// With works while it holds the lock, and releases on the way out, also from a panic. The work's context is done when the
-// lease is lost: return then. The error is that of [Client.Acquire], *[Lost], or the work's own.
-func (c *Client) With(ctx context.Context, resource string, o Options, work func(context.Context, *Lease) error) (err error) {
+// With works while it holds the lock, and releases on the way out, also from a panic. The work's context is done when
+// the lease is lost: return then. The error is that of [Client.Acquire], *[Lost], or the work's own.
+func (c *Client) With(ctx context.Context, resource string, o Options, work func(context.Context, *Lease) error) (
+	err error) {
 	lease, err := c.Acquire(ctx, resource, o)
 	if err != nil {
 		return err
@@ -80,11 +81,12 @@ func (c *Client) With(ctx context.Context, resource string, o Options, work func
 
 // hold keeps what was granted to a request of that time; nil when it is over by now.
 func (c *Client) hold(ctx context.Context, lock *pb.Lock, sent time.Duration) *Lease {
-	l := &Lease{Resource: lock.Resource, Owner: lock.Owner, FencingToken: lock.FencingToken, client: c, lock: lock}
+	l := &Lease{client: c, lock: lock}
+	l.Resource, l.Owner, l.FencingToken = lock.GetResource(), lock.GetOwner(), lock.GetFencingToken()
 	work, stopWork := context.WithCancel(ctx)
 	keeping, stopKeeping := context.WithCancel(context.Background())
 	l.work, l.keeping, l.stop = work, keeping, func() { stopKeeping(); stopWork() }
-	l.until, l.overdue = trust(lock, sent, sent+lock.GetRemaining().AsDuration())
+	l.extend(lock, sent, sent+lock.GetRemaining().AsDuration())
 	if l.Err() != nil {
 		return nil
 	}
@@ -115,23 +117,20 @@ func (l *Lease) end(why error) error {
 	return l.judge(func(time.Duration) { l.err = why; l.stop() })
 }
 
-// trust is until when a lease may be trusted that was confirmed so, and by when it should be confirmed again.
-func trust(lock *pb.Lock, seen, until time.Duration) (time.Duration, time.Duration) {
-	ttl := lock.GetTtl().AsDuration()
-	return until - shorter(ttl/10, 500*time.Millisecond), seen + shorter(ttl*2/5, 30*time.Second)
-}
-
 // confirm takes a renewal that was asked for, or read, at seen.
 func (l *Lease) confirm(lock *pb.Lock, seen, until time.Duration) {
-	until, overdue := trust(lock, seen, until)
-	l.judge(func(time.Duration) { // it never shortens
-		if until > l.until {
-			l.until = until
-		}
-		if overdue > l.overdue {
-			l.overdue = overdue
-		}
-	})
+	l.judge(func(time.Duration) { l.extend(lock, seen, until) })
+}
+
+// extend moves the deadlines, and never to an earlier time.
+func (l *Lease) extend(lock *pb.Lock, seen, until time.Duration) {
+	ttl := lock.GetTtl().AsDuration()
+	if until -= shorter(ttl/10, 500*time.Millisecond); until > l.until {
+		l.until = until
+	}
+	if overdue := seen + shorter(ttl*2/5, 30*time.Second); overdue > l.overdue {
+		l.overdue = overdue
+	}
 }
 
 // watch ends the lease at its deadline. Go's timers stand still while the machine sleeps, so it looks once a second.
