@@ -44,7 +44,7 @@ type Options struct {
 	Labels    map[string]string // shown to those who are refused
 }
 
-// Dial makes a client for the endpoints ("host:port") of one Fencepost, and connects when it has to. The servers have
+// Dial makes a client for the endpoints ("host:port") of one Fencepost, and connects in the background. The servers have
 // no TLS: unless a proxy has, pass grpc.WithTransportCredentials(insecure.NewCredentials()).
 func Dial(endpoints []string, opts ...grpc.DialOption) (*Client, error) {
 	if len(endpoints) == 0 {
