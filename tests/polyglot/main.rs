@@ -10,7 +10,11 @@ mod agent;
 mod matching;
 mod others;
 
-use std::{env, process::ExitCode, time::Duration};
+use std::{
+    env,
+    process::ExitCode,
+    time::{Duration, Instant},
+};
 
 use fencepost_support::{
     Server,
@@ -140,7 +144,8 @@ impl Stage {
             let expected = object.remove("expect").unwrap_or_else(|| json!({}));
             let saved = object.remove("save").unwrap_or_else(|| json!({}));
             let asked = names.fill(&asked);
-            let answer = match asked["do"].as_str().unwrap_or_default() {
+            let begun = Instant::now();
+            let mut answer = match asked["do"].as_str().unwrap_or_default() {
                 "test.sleep" => {
                     sleep(Duration::from_millis(asked["ms"].as_u64().unwrap_or(0))).await;
                     json!({})
@@ -176,6 +181,7 @@ impl Stage {
                 "test.write" => self.others.write(&asked).await,
                 _ => self.agent.ask(&asked).await?,
             };
+            answer["elapsed_ms"] = json!(u64::try_from(begun.elapsed().as_millis()).unwrap_or(0));
             let expected = names.fill(&expected);
             matching::expect(&expected, &answer)
                 .map_err(|why| format!("{asked} was answered with {answer}: {why}"))?;

@@ -1,6 +1,6 @@
 //! Names for what was answered, and what an answer must be like.
 
-use std::collections::BTreeMap;
+use std::{cmp::Ordering, collections::BTreeMap};
 
 use serde_json::Value;
 
@@ -70,8 +70,8 @@ pub(crate) fn expect(expected: &Value, answer: &Value) -> Result<(), String> {
     };
     for (key, expected) in fields {
         let holds = match key.as_str() {
-            "above" => number(answer) > number(expected),
-            "below" => number(answer).is_some_and(|it| Some(it) < number(expected)),
+            "above" => compare(answer, expected)?.is_gt(),
+            "below" => compare(answer, expected)?.is_lt(),
             "not" => answer != expected,
             key => {
                 expect(expected, &answer[key]).map_err(|why| format!("{key}: {why}"))?;
@@ -83,6 +83,11 @@ pub(crate) fn expect(expected: &Value, answer: &Value) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+fn compare(answer: &Value, expected: &Value) -> Result<Ordering, String> {
+    let of = |value: &Value| number(value).ok_or_else(|| format!("{value} is no number"));
+    Ok(of(answer)?.cmp(&of(expected)?))
 }
 
 fn number(value: &Value) -> Option<i64> {
