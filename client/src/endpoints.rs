@@ -8,9 +8,10 @@ use tonic::transport::{Endpoint, Uri};
 pub(crate) const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// A connection that is waited for is probed this often, so that one which leads
 /// nowhere any longer is given up well within a usual lease.
-const PING_INTERVAL: Duration = Duration::from_secs(2);
-/// How long such a probe waits for its answer.
-const PING_LIMIT: Duration = Duration::from_secs(2);
+const PING_INTERVAL: Duration = Duration::from_secs(3);
+/// How long such a probe waits for its answer: a slow connection is better than
+/// none.
+const PING_LIMIT: Duration = Duration::from_secs(5);
 
 /// Why a list of endpoints cannot be used.
 ///

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use fencepost_client::{Client, Error};
-use fencepost_support::proxy::Proxy;
+use fencepost_support::proxy::{Flow, Proxy};
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 use tokio::{
     task::JoinSet,
@@ -115,6 +115,27 @@ async fn a_lease_outlives_lost_answers() {
         proxy.forward().await;
         assert!(guard.is_held());
     }
+    guard.release().await.unwrap();
+}
+
+/// Slow is not gone.
+#[tokio::test]
+async fn a_lease_is_kept_over_a_slow_network() {
+    let ttl = Duration::from_secs(10);
+    let (_database, server) = server().await;
+    let proxy = Proxy::start(server.grpc()).await;
+    let client = Client::connect_lazy(format!("http://{}", proxy.address())).unwrap();
+    let guard = hold(&client, "a", ttl).await;
+    proxy.set_down(Flow::Delay(Duration::from_millis(2500)));
+    let end = Instant::now() + ttl * 2;
+    let mut least = ttl;
+    while Instant::now() < end {
+        assert!(guard.is_held());
+        least = least.min(guard.remaining());
+        sleep(Duration::from_millis(50)).await;
+    }
+    println!("answers 2.5 s late, the least that was left of {ttl:?}: {least:?}");
+    proxy.forward().await;
     guard.release().await.unwrap();
 }
 
