@@ -111,7 +111,7 @@ export class Lease {
     this.#servers.leases.delete(this);
   }
   #confirm(seen, until, { ttl }) {
-    this.#until = Math.max(this.#until, until - Math.min(ms(ttl) / 10, 500));
+    this.#until = Math.max(this.#until, until - Math.max(Math.min(ms(ttl) / 10, 500), ms(ttl) / 2000));
     this.#renewAt = Math.max(this.#renewAt, seen + Math.min(0.4 * ms(ttl), 30_000));
     this.#tick();
   }
