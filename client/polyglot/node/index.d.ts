@@ -30,7 +30,10 @@ export class Client {
   withLock<T>(resource: string, work: (lease: Lease) => T | PromiseLike<T>): Promise<T>;
   withLock<T>(resource: string, options: AcquireOptions, work: (lease: Lease) => T | PromiseLike<T>): Promise<T>;
 
-  /** Gives back what is held, waits for what is being given back, and closes the connections. */
+  /**
+   * Ends what is held: each lease is lost first, for the reason `CLOSED`, and then given back. Waits for what is being given
+   * back, and closes the connections.
+   */
   close(): Promise<void>;
 }
 
@@ -83,11 +86,12 @@ export class Lease implements AsyncDisposable {
 }
 
 /**
- * Why a lease is over. `UNCONFIRMED`: no renewal was confirmed before the holder's own deadline. The others are a server's
- * words.
+ * Why a lease is over. `UNCONFIRMED`: no renewal was confirmed before the holder's own deadline. `CLOSED`: the client was
+ * closed while the lease was held. The others are a server's words.
  */
 export type LostReason =
-  | "LOCK_NOT_FOUND" | "LOCK_EXPIRED" | "NOT_OWNER" | "TOKEN_SUPERSEDED" | "TOKEN_UNKNOWN" | "UNCONFIRMED";
+  | "LOCK_NOT_FOUND" | "LOCK_EXPIRED" | "NOT_OWNER" | "TOKEN_SUPERSEDED" | "TOKEN_UNKNOWN" | "UNCONFIRMED"
+  | "CLOSED";
 
 /** Who has a lock. It has no token, so that it cannot be taken for a lease of one's own. */
 export interface Holder {

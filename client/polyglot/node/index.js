@@ -20,7 +20,7 @@ const backoff = (tries) => Math.max(2, Math.random() * Math.min(1000, 10 * 2 ** 
 const usable = (lock) => lock?.fencing_token > 0 && lock.remaining && lock.ttl && lock.expires_at;
 
 class Servers {
-  callsAt = 0; streamsAt = 0; leases = new Set(); // who answered last, who gets the next stream, what is held
+  callsAt = 0; streamsAt = 0; ends = new Map(); // who answered last, who gets the next stream, how to end what is held
 
   constructor(endpoints, timeout) {
     const options = {
@@ -72,7 +72,8 @@ export class Lease {
     Object.assign(this, { resource, owner, fencingToken: BigInt(fencing_token) });
     this.#servers = servers;
     this.#key = { resource, owner, fencing_token };
-    servers.leases.add(this);
+    // The work has to hear of it before anybody else may have the lock.
+    servers.ends.set(this, () => { this.#lose("CLOSED"); return this.release(); });
     this.#confirm(sent, sent + ms(lock.remaining), lock);
   }
   // Every look is by the clock, so that a process that was frozen knows on its first one; and once over, it is over.
@@ -90,7 +91,7 @@ export class Lease {
     const { held, reason } = this;
     this.#end();
     // Where a server has said that it is over, there is nothing to give back.
-    if (held || reason === "UNCONFIRMED") {
+    if (held || reason === "UNCONFIRMED" || reason === "CLOSED") {
       await this.#servers.release(this.#key).catch((error) => {
         if (held && !error.reason) throw error;
         this.#lost.abort(error);
@@ -108,7 +109,7 @@ export class Lease {
     this.#opening?.cancel();
     this.#stream?.cancel();
     clearTimeout(this.#timer);
-    this.#servers.leases.delete(this);
+    this.#servers.ends.delete(this);
   }
   #confirm(seen, until, { ttl }) {
     this.#until = Math.max(this.#until, until - Math.max(Math.min(ms(ttl) / 10, 500), ms(ttl) / 2000));
@@ -242,8 +243,8 @@ export class Client {
     }
   }
   async close() {
-    const { leases, calls, streams } = this.#servers;
-    await Promise.allSettled([this.#leaving, ...[...leases].map((lease) => lease.release())]);
+    const { ends, calls, streams } = this.#servers;
+    await Promise.allSettled([this.#leaving, ...[...ends.values()].map((end) => end())]);
     for (const stub of [...calls, ...streams]) stub.close();
   }
 }
