@@ -31,8 +31,9 @@ export class Client {
   withLock<T>(resource: string, options: AcquireOptions, work: (lease: Lease) => T | PromiseLike<T>): Promise<T>;
 
   /**
-   * Ends what is held: each lease is lost first, for the reason `CLOSED`, and then given back. Waits for what is being given
-   * back, and closes the connections.
+   * Ends what is held: each lease is lost first, for the reason `CLOSED`, and then given back. An `acquire`
+   * that is under way or comes later throws an {@link UnavailableError}, and what it got is given back. Waits for all of it,
+   * and closes the connections.
    */
   close(): Promise<void>;
 }

@@ -21,6 +21,7 @@ const usable = (lock) => lock?.fencing_token > 0 && lock.remaining && lock.ttl &
 
 class Servers {
   callsAt = 0; streamsAt = 0; ends = new Map(); // who answered last, who gets the next stream, how to end what is held
+  pending = new Set(); closed = undefined; // what close() waits for, and what is thrown from then on
 
   constructor(endpoints, timeout) {
     const options = {
@@ -31,8 +32,14 @@ class Servers {
     const stub = (at) => new LockService(at.trim().replace("http://", ""), grpc.credentials.createInsecure(), options);
     Object.assign(this, { timeout, calls: endpoints.map(stub), streams: endpoints.map(stub) });
   }
+  track(work) {
+    const done = work.finally(() => this.pending.delete(done));
+    this.pending.add(done);
+    return done;
+  }
   // Asks the servers in turn until one answers or the time is over. One that hangs leaves the others their share of it.
-  async call(rpc, request, budget, signal) {
+  // A signal ends the try under way; stop lets it end, and is for what must know its answer.
+  async call(rpc, request, budget, signal, stop) {
     const end = now() + budget, first = this.callsAt, count = this.calls.length;
     for (let tries = 0, maybeDone = false; ; ) {
       const at = (first + tries) % count, untried = count - (tries % count), sent = now();
@@ -53,7 +60,7 @@ class Servers {
         error.maybeDone = maybeDone ||= error.maybeDone ?? false; // by this try or by one before it
         const pause = ++tries % count ? 0 : backoff(2 + tries / count);
         if (!error.retryable || now() + pause + budget / 20 >= end) throw error; // no time for another one
-        await sleep(pause, undefined, { signal }).catch(() => { throw error; });
+        await sleep(pause, undefined, { signal: stop }).catch(() => { throw error; });
       }
     }
   }
@@ -73,7 +80,7 @@ export class Lease {
     this.#servers = servers;
     this.#key = { resource, owner, fencing_token };
     // The work has to hear of it before anybody else may have the lock.
-    servers.ends.set(this, () => { this.#lose("CLOSED"); return this.release(); });
+    servers.ends.set(this, () => { this.#lose("CLOSED"); this.release().catch(() => {}); });
     this.#confirm(sent, sent + ms(lock.remaining), lock);
   }
   // Every look is by the clock, so that a process that was frozen knows on its first one; and once over, it is over.
@@ -84,7 +91,7 @@ export class Lease {
   get remaining() { return this.held ? Math.max(0, this.#until - now()) : 0; }
   get signal() { return this.held, this.#lost.signal; }
   get reason() { return this.signal.reason?.reason; }
-  release() { return (this.#released ??= this.#release()); }
+  release() { return (this.#released ??= this.#servers.track(this.#release())); }
   async [Symbol.asyncDispose]() { await this.release().catch((error) => { if (error.reason) throw error; }); }
 
   async #release() {
@@ -182,51 +189,64 @@ export class Lease {
 }
 
 export class Client {
-  #servers; #leaving;
+  #servers;
   constructor(endpoints, { timeout = 5000 } = {}) {
     this.#servers = new Servers([endpoints].flat().flatMap((list) => list.split(",")), timeout);
   }
-  async acquire(resource, { ttl = 30_000, wait = 0, owner, requestId, labels, signal } = {}) {
-    const servers = this.#servers, end = now() + wait, left = () => Math.max(0, end - now());
+  async acquire(resource, options) { return this.#servers.track(this.#acquire(resource, options)); }
+  async #acquire(resource, { ttl = 30_000, wait = 0, owner, requestId, labels, signal } = {}) {
+    const servers = this.#servers, until = now() + wait, left = () => Math.max(0, until - now());
     const request = {
       resource, labels, ttl: { seconds: Math.floor(ttl / 1000), nanos: Math.floor((ttl % 1000) * 1e6) },
       owner: owner ?? `${hostname().slice(0, 50) || "host"}-${process.pid}-${randomBytes(6).toString("hex")}`,
       request_id: requestId ?? randomUUID(), // one for all tries, so that a grant whose answer was lost is found again
     };
+    // Not AbortSignal.any: one that lives long would keep a little of each acquisition.
+    const stopping = new AbortController(), stop = stopping.signal;
+    const end = () => stopping.abort(servers.closed ?? signal.reason);
+    servers.ends.set(stopping, end);
+    signal?.addEventListener("abort", end);
+    if (servers.closed || signal?.aborted) end();
     let unheard = false; // whether a try may have been granted without an answer
     try {
       for (let tries = 1; ; tries++) {
-        signal?.throwIfAborted();
+        stop.throwIfAborted();
         const budget = Math.min(servers.timeout, wait ? left() : Infinity);
-        const outcome = await this.#try(request, budget, signal).catch((error) => error);
+        const outcome = await this.#try(request, budget, signal, stop).catch((error) => error);
         const { holder, retryable, maybeDone } = outcome; // none of them in a lease
         unheard = maybeDone || (unheard && retryable === true);
         if (outcome instanceof Lease) return outcome;
-        signal?.throwIfAborted();
+        stop.throwIfAborted();
         if (outcome instanceof SpentError && requestId === undefined) { request.request_id = randomUUID(); continue; }
         if (!wait || !(holder || retryable)) throw outcome;
         // A little after the holder's lease has run out the lock is free.
         const pause = Math.min(backoff(tries), holder ? holder.remaining + backoff(1) : Infinity);
         const last = left() <= pause + 50; // too little for another try
-        await sleep(last ? left() : pause, undefined, { signal }).catch(() => signal.throwIfAborted());
+        await sleep(last ? left() : pause, undefined, { signal: stop }).catch(() => stop.throwIfAborted());
         if (last) throw outcome;
       }
     } finally {
+      servers.ends.delete(stopping);
+      signal?.removeEventListener("abort", end);
       // Not where the owner or the id is the caller's: a later acquisition of theirs may hold the lock by then.
       if (unheard && owner === undefined && requestId === undefined) {
         const undo = ({ answer: { lock } }) => lock && servers.release(lock);
-        this.#leaving = Promise.allSettled([this.#leaving, servers.call("Acquire", request, 2000).then(undo)]);
+        servers.track(servers.call("Acquire", request, 2000).then(undo).catch(() => {}));
       }
     }
   }
-  async #try(request, budget, signal) {
-    const { answer, sent } = await this.#servers.call("Acquire", request, budget, signal);
+  async #try(request, budget, signal, stop) {
+    const servers = this.#servers, { answer, sent } = await servers.call("Acquire", request, budget, signal, stop);
     if (!answer.acquired) {
       const { owner, labels, remaining, acquired_at } = answer.holder;
       const holder = { owner, labels, remaining: ms(remaining), acquiredAt: new Date(ms(acquired_at)) };
       throw new RefusedError(`${owner} has the lock`, { holder });
     }
-    const lease = new Lease(this.#servers, answer.lock, sent);
+    if (servers.closed) {
+      await servers.release(answer.lock).catch(() => {}); // else it runs out
+      throw servers.closed;
+    }
+    const lease = new Lease(servers, answer.lock, sent);
     if (lease.held) return lease;
     throw new UnavailableError("the answer came too late", { retryable: true, maybeDone: true });
   }
@@ -243,8 +263,10 @@ export class Client {
     }
   }
   async close() {
-    const { ends, calls, streams } = this.#servers;
-    await Promise.allSettled([this.#leaving, ...[...ends.values()].map((end) => end())]);
+    const { ends, pending, calls, streams } = this.#servers;
+    this.#servers.closed ??= new UnavailableError("the client is closed", { retryable: false, maybeDone: false });
+    for (const end of [...ends.values()]) end();
+    while (pending.size) await Promise.allSettled(pending); // one may begin another: to give back what it got
     for (const stub of [...calls, ...streams]) stub.close();
   }
 }
