@@ -50,7 +50,7 @@ export interface AcquireOptions {
   wait?: number;
   /** Names ONE holder, never a host or a service. Default `<host>-<pid>-<random>`. */
   owner?: string;
-  /** One acquisition, however many tries. Default: random, and a new one when it is spent. */
+  /** One acquisition, however many tries. Default: random, and a new one when it is spent, up to three times. */
   requestId?: string;
   /** Shown to whoever is refused. */
   labels?: Record<string, string>;

@@ -207,7 +207,7 @@ export class Client {
     servers.ends.set(stopping, end);
     signal?.addEventListener("abort", end);
     if (servers.closed || signal?.aborted) end();
-    let unheard = false; // whether a try may have been granted without an answer
+    let spent = 0, unheard = false; // whether a try may have been granted without an answer
     try {
       for (let tries = 1; ; tries++) {
         stop.throwIfAborted();
@@ -217,7 +217,11 @@ export class Client {
         unheard = maybeDone || (unheard && retryable === true);
         if (outcome instanceof Lease) return outcome;
         stop.throwIfAborted();
-        if (outcome instanceof SpentError && requestId === undefined) { request.request_id = randomUUID(); continue; }
+        if (outcome instanceof SpentError && requestId === undefined && ++spent <= 3) {
+          request.request_id = randomUUID();
+          await sleep(backoff(spent), undefined, { signal: stop }).catch(() => stop.throwIfAborted());
+          continue;
+        }
         if (!wait || !(holder || retryable)) throw outcome;
         // A little after the holder's lease has run out the lock is free.
         const pause = Math.min(backoff(tries), holder ? holder.remaining + backoff(1) : Infinity);
