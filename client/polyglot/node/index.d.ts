@@ -1,4 +1,5 @@
 /// <reference lib="esnext.disposable" />
+import type { ChannelCredentials } from "@grpc/grpc-js";
 
 /** Talks to the servers. One for a process: all its leases share two connections to each server. */
 export class Client {
@@ -41,6 +42,8 @@ export class Client {
 export interface ClientOptions {
   /** Milliseconds for one call, with all its tries at all servers. Default 5000. */
   timeout?: number;
+  /** For all servers. Default `credentials.createInsecure()`. From the same copy of `@grpc/grpc-js` that this package uses. */
+  credentials?: ChannelCredentials;
 }
 
 export interface AcquireOptions {

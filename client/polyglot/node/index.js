@@ -23,13 +23,13 @@ class Servers {
   callsAt = 0; streamsAt = 0; ends = new Map(); // who answered last, who gets the next stream, how to end what is held
   pending = new Set(); closed = undefined; // what close() waits for, and what is thrown from then on
 
-  constructor(endpoints, timeout) {
+  constructor(endpoints, timeout, credentials) {
     const options = {
       "grpc.use_local_subchannel_pool": 1, // else calls and streams would share one connection
       "grpc.initial_reconnect_backoff_ms": 100, "grpc.max_reconnect_backoff_ms": 1000,
       "grpc.keepalive_time_ms": 2000, "grpc.keepalive_timeout_ms": 2000, // finds a dead peer well within a usual lease
     };
-    const stub = (at) => new LockService(at.trim().replace("http://", ""), grpc.credentials.createInsecure(), options);
+    const stub = (at) => new LockService(at.trim().replace("http://", ""), credentials, options);
     Object.assign(this, { timeout, calls: endpoints.map(stub), streams: endpoints.map(stub) });
   }
   track(work) {
@@ -190,8 +190,8 @@ export class Lease {
 
 export class Client {
   #servers;
-  constructor(endpoints, { timeout = 5000 } = {}) {
-    this.#servers = new Servers([endpoints].flat().flatMap((list) => list.split(",")), timeout);
+  constructor(endpoints, { timeout = 5000, credentials = grpc.credentials.createInsecure() } = {}) {
+    this.#servers = new Servers([endpoints].flat().flatMap((list) => list.split(",")), timeout, credentials);
   }
   async acquire(resource, options) { return this.#servers.track(this.#acquire(resource, options)); }
   async #acquire(resource, { ttl = 30_000, wait = 0, owner, requestId, labels, signal } = {}) {

@@ -1,4 +1,5 @@
 // What a caller in TypeScript may write. It is compiled by `npm run check`, and never run.
+import { credentials } from "@grpc/grpc-js";
 import { Client, LostError, RefusedError, type Lease, type LostReason } from "fencepost-client";
 
 export async function nightly(client: Client, stop: AbortSignal): Promise<string> {
@@ -9,6 +10,8 @@ export async function nightly(client: Client, stop: AbortSignal): Promise<string
   await client.withLock("rows", { ttl: 500 }, ({ remaining }) => remaining);
   return `${token} ${rows}`;
 }
+
+export const secure = new Client("fencepost.internal:443", { timeout: 2_000, credentials: credentials.createSsl() });
 
 export function meaning(error: unknown): LostReason | string | undefined {
   if (error instanceof LostError) return error.reason;
