@@ -16,6 +16,7 @@ export class SpentError extends FencepostError {}
 export class InvalidError extends FencepostError {}
 export class UnavailableError extends FencepostError {}
 
+export const ms = (time) => Number(time.seconds) * 1000 + time.nanos / 1e6; // of a Duration or a Timestamp
 export const lost = (reason) => new LostError(`the lease is over: ${reason}`, { reason });
 const TERMINAL = ["LOCK_NOT_FOUND", "LOCK_EXPIRED", "NOT_OWNER", "TOKEN_SUPERSEDED", "TOKEN_UNKNOWN"];
 const REJECTED = [grpc.status.UNIMPLEMENTED, grpc.status.UNAUTHENTICATED, grpc.status.INVALID_ARGUMENT];
@@ -38,5 +39,6 @@ export function decode({ code, details: text, metadata }) {
     return new InvalidError(`invalid request: ${text}`, { fields: violations.map(({ field }) => field) });
   }
   const heard = !REJECTED.includes(code), retryable = heard && reason !== "INTERNAL";
-  return new UnavailableError(message, { retryable, maybeDone: heard && reason !== "OVERLOADED" });
+  const wish = unpack("google.rpc.RetryInfo")?.retry_delay, retryDelay = wish ? ms(wish) : undefined;
+  return new UnavailableError(message, { retryable, maybeDone: heard && reason !== "OVERLOADED", retryDelay });
 }

@@ -125,4 +125,6 @@ export class UnavailableError extends FencepostError {
   readonly retryable: boolean;
   /** Whether it may have had its effect all the same. */
   readonly maybeDone: boolean;
+  /** For how many milliseconds the server asks to be left alone. `acquire` with a `wait` heeds it by itself. */
+  readonly retryDelay?: number;
 }

@@ -3,7 +3,7 @@ import { randomBytes, randomUUID } from "node:crypto";
 import { hostname, uptime } from "node:os";
 import { setTimeout as sleep } from "node:timers/promises";
 import grpc from "@grpc/grpc-js";
-import { LostError, RefusedError, SpentError, UnavailableError, decode, lost, protos } from "./errors.js";
+import { LostError, RefusedError, SpentError, UnavailableError, decode, lost, ms, protos } from "./errors.js";
 export { FencepostError, InvalidError, LostError, RefusedError, SpentError, UnavailableError } from "./errors.js";
 const { LockService } = grpc.loadPackageDefinition(protos).fencepost.v1;
 
@@ -15,7 +15,6 @@ function now() {
   ahead = Math.max(ahead, process.platform === "linux" ? uptime() * 1000 - awake : 0);
   return awake + ahead;
 }
-const ms = (time) => Number(time.seconds) * 1000 + time.nanos / 1e6; // of a Duration or a Timestamp
 const backoff = (tries) => Math.max(2, Math.random() * Math.min(1000, 10 * 2 ** Math.min(tries, 10))); // full jitter
 const usable = (lock) => lock?.fencing_token > 0 && lock.remaining && lock.ttl && lock.expires_at;
 
@@ -58,7 +57,7 @@ class Servers {
         return { answer, sent };
       } catch (error) {
         error.maybeDone = maybeDone ||= error.maybeDone ?? false; // by this try or by one before it
-        const pause = ++tries % count ? 0 : backoff(2 + tries / count);
+        const pause = ++tries % count ? 0 : backoff(2 + tries / count) + (error.retryDelay ?? 0);
         if (!error.retryable || now() + pause + budget / 20 >= end) throw error; // no time for another one
         await sleep(pause, undefined, { signal: stop }).catch(() => { throw error; });
       }
@@ -213,7 +212,7 @@ export class Client {
         stop.throwIfAborted();
         const budget = Math.min(servers.timeout, wait ? left() : Infinity);
         const outcome = await this.#try(request, budget, signal, stop).catch((error) => error);
-        const { holder, retryable, maybeDone } = outcome; // none of them in a lease
+        const { holder, retryable, maybeDone, retryDelay = 0 } = outcome; // none of them in a lease
         unheard = maybeDone || (unheard && retryable === true);
         if (outcome instanceof Lease) return outcome;
         stop.throwIfAborted();
@@ -224,7 +223,7 @@ export class Client {
         }
         if (!wait || !(holder || retryable)) throw outcome;
         // A little after the holder's lease has run out the lock is free.
-        const pause = Math.min(backoff(tries), holder ? holder.remaining + backoff(1) : Infinity);
+        const pause = retryDelay + Math.min(backoff(tries), holder ? holder.remaining + backoff(1) : Infinity);
         const last = left() <= pause + 50; // too little for another try
         await sleep(last ? left() : pause, undefined, { signal: stop }).catch(() => stop.throwIfAborted());
         if (last) throw outcome;
