@@ -26,7 +26,7 @@ class Servers {
     const options = {
       "grpc.use_local_subchannel_pool": 1, // else calls and streams would share one connection
       "grpc.initial_reconnect_backoff_ms": 100, "grpc.max_reconnect_backoff_ms": 1000,
-      "grpc.keepalive_time_ms": 2000, "grpc.keepalive_timeout_ms": 2000, // finds a dead peer well within a usual lease
+      "grpc.keepalive_time_ms": 3000, "grpc.keepalive_timeout_ms": 5000, // finds a dead peer within a usual lease, not a slow one
     };
     const stub = (at) => new LockService(at.trim().replace("http://", ""), credentials, options);
     Object.assign(this, { timeout, calls: endpoints.map(stub), streams: endpoints.map(stub) });
