@@ -41,7 +41,8 @@ def seconds(duration: Duration) -> float:
 
 def trusted(lock: pb.Lock, sent: float) -> float:
     """Until when: a margin before the end, counted from just before it was asked for."""
-    return sent + seconds(lock.remaining) - min(seconds(lock.ttl) / 10, 0.5)
+    ttl = seconds(lock.ttl)
+    return sent + seconds(lock.remaining) - max(min(ttl / 10, 0.5), ttl / 2000)  # One in 2000: clocks drift apart.
 
 
 def pause(tries: int, error: FencepostError) -> float:
