@@ -90,7 +90,10 @@ class Client:
             raise
 
     def close(self) -> None:
-        """Gives back what is still held, and ends the client's thread. Done when the interpreter exits, too."""
+        """Gives back what is still held, and ends the client's thread. Done when the interpreter exits, too.
+
+        Leases that are held are lost by it, before anybody else can have the lock.
+        """
         atexit.unregister(self.close)
         loop, thread = self._loop, self._thread
         if loop is None or thread is None or self._pid != os.getpid():
@@ -206,10 +209,13 @@ class Client:
             self._spawn(lease._release())
 
     async def _finish(self) -> None:
+        for lease in self._leases:
+            lease._end("UNCONFIRMED")  # First of all: whoever still works has to know before the lock is free.
         for task in self._acquiring:
             task.cancel()
         await asyncio.sleep(0)  # They may have something to give back, too.
-        await self._abandon(list(self._leases))
+        for lease in self._leases:
+            self._spawn(lease._give_back())
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=self.timeout)
         for channel in self._channels:

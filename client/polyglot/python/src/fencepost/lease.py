@@ -112,10 +112,16 @@ class Lease:
         """Gives the lock back, once the work is done.
 
         Raises Lost when the lease was over before, so that the work may have overlapped with the next
-        holder's. After Unavailable the lock is free when the lease runs out.
+        holder's; so does the end of the client. After Unavailable the lock is free when the lease runs out.
         """
-        if self._pid == os.getpid() and not self._released:
-            self._client._submit(self._release).result()
+        if self._pid != os.getpid() or self._released:
+            return
+        try:
+            future = self._client._submit(self._release)
+        except RuntimeError:  # The client was closed, and gave it back while the work went on.
+            self._released = True
+            raise Lost(self._reason or "UNCONFIRMED") from None
+        future.result()
 
     def __enter__(self) -> Lease:
         return self
@@ -147,15 +153,22 @@ class Lease:
                 self._overdue = max(self._overdue, seen + min(seconds(lock.ttl) * 0.4, 30.0))
 
     async def _release(self) -> None:
-        if self._released:
-            return
-        reason, self._released = self.reason, True
+        if not self._released:
+            self._released = True
+            await self._give_back()
+
+    async def _give_back(self) -> None:
+        task, reason = asyncio.current_task(), self.reason
+        assert task is not None
+        self._client._tasks.add(task)  # A client that is closed meanwhile waits for it.
+        task.add_done_callback(self._client._tasks.discard)
         self._end("LOCK_NOT_FOUND")  # For whoever still works.
         self._keeping.cancel()
         self._client._leases.discard(self)
         try:
             if reason in (None, "UNCONFIRMED"):  # Else there is nothing to give back.
-                await self._client._call("Release", self._key, 1.0 if reason else self._client.timeout)
+                budget = self._client.timeout if now() < self._until else 1.0
+                await self._client._call("Release", self._key, budget)
         finally:
             if reason is not None:
                 raise Lost(reason)
