@@ -17,6 +17,7 @@ import threading
 import time
 import uuid
 from collections.abc import Coroutine, Mapping
+from concurrent.futures import CancelledError
 from typing import Any, Callable
 
 import grpc
@@ -83,10 +84,12 @@ class Client:
         try:
             future.result()
             return granted[0]
-        except BaseException:  # Ctrl-C, too: what was or will be granted is wanted no longer.
+        except BaseException as failed:  # Ctrl-C, too: what was or will be granted is wanted no longer.
             future.cancel()
             with contextlib.suppress(RuntimeError):  # Closed meanwhile, and so given back.
                 self._submit(self._abandon, granted)
+            if isinstance(failed, CancelledError):
+                raise Unavailable("the client was closed meanwhile", transient=False) from None
             raise
 
     def close(self) -> None:
@@ -213,7 +216,7 @@ class Client:
             lease._end("UNCONFIRMED")  # First of all: whoever still works has to know before the lock is free.
         for task in self._acquiring:
             task.cancel()
-        await asyncio.sleep(0)  # They may have something to give back, too.
+        await asyncio.gather(*self._acquiring, return_exceptions=True)  # They may have something to give back, too.
         for lease in self._leases:
             self._spawn(lease._give_back())
         if self._tasks:
