@@ -156,7 +156,7 @@ class Client:
         if not self._calls:
             self._calls, self._streams = ([self._stub(target) for target in self._targets] for _ in "cs")
         over = time.monotonic() + wait if wait > 0 else math.inf
-        tries, unheard, holder = 0, False, None
+        tries, spent, unheard, holder = 0, 0, False, None
         task = asyncio.current_task()
         assert task is not None
         self._acquiring.add(task)
@@ -180,11 +180,12 @@ class Client:
                     error = failed
                 except FencepostError as failed:
                     unheard = before and not isinstance(failed, Spent)
-                    if not own_id or not isinstance(failed, Spent):
+                    spent += 1
+                    if not own_id or not isinstance(failed, Spent) or spent > 3:  # In a row: somebody else is wrong.
                         raise
                     request.request_id = str(uuid.uuid4())
                     continue
-                tries += 1
+                tries, spent = tries + 1, 0
                 sleep, left = pause(tries, error), over - time.monotonic()
                 if wait <= 0 or not (error.transient or isinstance(error, Refused)):
                     raise error
