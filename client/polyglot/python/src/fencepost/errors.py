@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import grpc
 from google.protobuf.message import DecodeError
-from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
 _TERMINAL = {"LOCK_NOT_FOUND", "LOCK_EXPIRED", "NOT_OWNER", "TOKEN_SUPERSEDED", "TOKEN_UNKNOWN"}
@@ -17,6 +17,7 @@ class FencepostError(Exception):
     """Why a call did not succeed. A lease is over only when it is Lost. Repeat what is `transient`."""
 
     transient = False
+    _delay = 0.0  # For how long the server wants to be left alone.
 
 
 class Refused(FencepostError):
@@ -57,12 +58,12 @@ class Unavailable(FencepostError):
 
 def decode(error: grpc.RpcError) -> FencepostError:
     """The reason decides where it is the server's own; a proxy's PERMISSION_DENIED ends no lease."""
-    info, bad = ErrorInfo(), BadRequest()
+    info, bad, retry = ErrorInfo(), BadRequest(), RetryInfo()
     for key, value in error.trailing_metadata() or ():
         if key == "grpc-status-details-bin":
             try:
                 for detail in Status.FromString(value).details:
-                    _ = detail.Unpack(info) or detail.Unpack(bad)
+                    _ = detail.Unpack(info) or detail.Unpack(bad) or detail.Unpack(retry)
             except DecodeError:
                 pass  # Not ours.
     reason = info.reason if info.domain == "fencepost" else ""
@@ -73,4 +74,6 @@ def decode(error: grpc.RpcError) -> FencepostError:
     if reason == "INVALID_REQUEST":
         return Invalid({violation.field: violation.description for violation in bad.field_violations})
     text = f"{error.code().name}: {error.details()}"
-    return Unavailable(text, transient=reason != "INTERNAL" and error.code() not in _POINTLESS)
+    failed = Unavailable(text, transient=reason != "INTERNAL" and error.code() not in _POINTLESS)
+    failed._delay = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
+    return failed

@@ -46,11 +46,14 @@ def trusted(lock: pb.Lock, sent: float) -> float:
 
 
 def pause(tries: int, error: FencepostError) -> float:
-    """Random below a bound that doubles ("full jitter"); not beyond the holder's lease; long if pointless."""
+    """Random below a bound that doubles ("full jitter"), or what the server asks for, where that is longer.
+
+    Not beyond the holder's lease; long if pointless.
+    """
     if not error.transient and not isinstance(error, Refused):
         return 30.0
     longest = min(0.01 * 2 ** min(tries, 10), 1.0, getattr(error, "remaining", 1.0))
-    return max(0.002, random.uniform(0, longest))
+    return max(0.002, random.uniform(0, longest), error._delay)
 
 
 class _LostEvent(threading.Event):
@@ -216,8 +219,10 @@ class Lease:
                     await asyncio.wait({stream}, timeout=max(0.05, lasts - lead))
                     failures = 0 if now() - began > interval else failures
                 if stream.done():
-                    failures += 1
-                    await asyncio.sleep(pause(failures, stream.result()))
+                    failures, error = failures + 1, stream.result()
+                    if failures % len(self._client._streams):
+                        error._delay = 0.0  # The next is another server.
+                    await asyncio.sleep(pause(failures, error))
         finally:
             for each in (current, stream):
                 if each is not None:
