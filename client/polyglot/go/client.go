@@ -212,6 +212,13 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	return ctx.Err() == nil
 }
 
+func longer(a, b time.Duration) time.Duration {
+	if a > b {
+		return a
+	}
+	return b
+}
+
 func shorter(a, b time.Duration) time.Duration {
 	if a < b {
 		return a

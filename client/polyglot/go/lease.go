@@ -122,10 +122,10 @@ func (l *Lease) confirm(lock *pb.Lock, seen, until time.Duration) {
 	l.judge(func(time.Duration) { l.extend(lock, seen, until) })
 }
 
-// extend moves the deadlines, and never to an earlier time.
+// extend moves the deadlines, and never to an earlier time. The margin is for clocks that drift, and to stop in.
 func (l *Lease) extend(lock *pb.Lock, seen, until time.Duration) {
 	ttl := lock.GetTtl().AsDuration()
-	if until -= shorter(ttl/10, 500*time.Millisecond); until > l.until {
+	if until -= longer(shorter(ttl/10, 500*time.Millisecond), ttl/2000); until > l.until {
 		l.until = until
 	}
 	if overdue := seen + shorter(ttl*2/5, 30*time.Second); overdue > l.overdue {
