@@ -101,7 +101,7 @@ func (c *Client) Acquire(ctx context.Context, resource string, o Options) (*Leas
 			go c.giveBack(req)
 		}
 	}()
-	for tries := 1; ; tries++ {
+	for tries, spent := 1, 0; ; tries++ {
 		limit := callTime
 		if o.Wait > 0 {
 			limit = shorter(limit, end-now())
@@ -113,8 +113,12 @@ func (c *Client) Acquire(ctx context.Context, resource string, o Options) (*Leas
 				return lease, nil
 			}
 			err = &Unavailable{errors.New("the answer took as long as the lease")}
-		} else if err == ErrSpent && o.RequestID == "" {
-			req.RequestId = fmt.Sprintf("%x", random(16)) // granted by a try whose answer was lost, and over
+		} else if err == ErrSpent && o.RequestID == "" && spent < 3 {
+			spent++
+			req.RequestId, unheard = fmt.Sprintf("%x", random(16)), false // granted by a try whose answer was lost, and over
+			if !sleep(ctx, backOff(spent)) {
+				return nil, ctx.Err()
+			}
 			continue
 		}
 		pause := backOff(tries)
