@@ -121,7 +121,7 @@ func (c *Client) Acquire(ctx context.Context, resource string, o Options) (*Leas
 			}
 			continue
 		}
-		pause := backOff(tries)
+		pause := longer(backOff(tries), retryDelay(err))
 		if err == nil {
 			holder := answer.GetHolder()
 			pause = shorter(pause, holder.GetRemaining().AsDuration()+backOff(1)) // then it is free, or was renewed
@@ -169,6 +169,7 @@ func call[Q, A any](ctx context.Context, c *Client, limit time.Duration,
 	defer cancel()
 	end, _ := ctx.Deadline()
 	n, first := len(c.calls), int(c.firstCall.Load())
+	asked := time.Duration(0) // by the servers of this round
 	for try := 0; ; try++ {
 		i := (first + try) % n
 		share, done := context.WithTimeout(ctx, time.Until(end)/time.Duration(n-try%n))
@@ -179,9 +180,10 @@ func call[Q, A any](ctx context.Context, c *Client, limit time.Duration,
 			c.firstCall.Store(int32(i))
 			return
 		}
+		asked = longer(asked, retryDelay(err))
 		pause := time.Duration(0)
 		if try%n == n-1 { // each has failed
-			pause = 50*time.Millisecond + backOff(try/n+2)
+			pause, asked = longer(asked, 50*time.Millisecond+backOff(try/n+2)), 0
 		}
 		if time.Until(end) <= pause || !sleep(ctx, pause) {
 			return

@@ -3,6 +3,7 @@ package fencepost
 import (
 	"errors"
 	"strings"
+	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
@@ -73,6 +74,18 @@ func meaning(err error) error {
 		return err
 	}
 	return &Unavailable{err}
+}
+
+// retryDelay is how long the server asks to wait.
+func retryDelay(err error) (delay time.Duration) {
+	if unavailable, is := err.(*Unavailable); is {
+		for _, detail := range status.Convert(unavailable.Cause).Details() {
+			if info, is := detail.(*errdetails.RetryInfo); is {
+				delay = longer(delay, info.GetRetryDelay().AsDuration())
+			}
+		}
+	}
+	return delay
 }
 
 func isUnavailable(err error) bool {

@@ -156,7 +156,7 @@ func (l *Lease) renew() {
 			l.confirm(answer.Lock, sent, sent+answer.Lock.GetRemaining().AsDuration())
 		}
 		l.endIfLost(err)
-		sleep(l.keeping, 5*time.Millisecond+shorter(backOff(tries), left/4))
+		sleep(l.keeping, 5*time.Millisecond+shorter(longer(backOff(tries), retryDelay(err)), left/4)) // a lease cannot wait for long
 	}
 }
 
@@ -200,6 +200,9 @@ func (l *Lease) stream(failures int, dropLast func()) {
 	}
 	l.client.firstStream.CompareAndSwap(first, (first+1)%int32(len(l.client.streams)))
 	pause := backOff(failures + 1)
+	if (failures+1)%len(l.client.streams) == 0 { // each has failed
+		pause = longer(pause, retryDelay(err))
+	}
 	if !isUnavailable(err) {
 		pause = 30 * time.Second // repeating does not help
 	}
