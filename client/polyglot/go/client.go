@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -44,8 +45,8 @@ type Options struct {
 	Labels    map[string]string // shown to those who are refused
 }
 
-// Dial makes a client for the endpoints ("host:port") of one Fencepost, and connects in the background. The servers have
-// no TLS: unless a proxy has, pass grpc.WithTransportCredentials(insecure.NewCredentials()).
+// Dial makes a client for the endpoints ("host:port" or "http://host:port") of one Fencepost, and connects in the
+// background. The servers have no TLS: unless a proxy has, pass grpc.WithTransportCredentials(insecure.NewCredentials()).
 func Dial(endpoints []string, opts ...grpc.DialOption) (*Client, error) {
 	if len(endpoints) == 0 {
 		return nil, errors.New("fencepost: no endpoints")
@@ -58,7 +59,7 @@ func Dial(endpoints []string, opts ...grpc.DialOption) (*Client, error) {
 	c := &Client{}
 	var stubs []pb.LockServiceClient
 	for _, endpoint := range append(endpoints[:len(endpoints):len(endpoints)], endpoints...) {
-		conn, err := grpc.Dial(endpoint, opts...) //nolint:staticcheck // old releases have no NewClient
+		conn, err := grpc.Dial(strings.TrimPrefix(endpoint, "http://"), opts...) //nolint:staticcheck // old releases have no NewClient
 		if err != nil {
 			c.Close()
 			return nil, fmt.Errorf("fencepost: %s: %w", endpoint, err)
