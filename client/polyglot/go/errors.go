@@ -39,6 +39,14 @@ func (e *Lost) Error() string        { return "fencepost: the lease is lost: " +
 func (e *Invalid) Error() string     { return "fencepost: invalid: " + strings.Join(e.Fields, ", ") }
 func (e *Unavailable) Error() string { return "fencepost: not available: " + e.Cause.Error() }
 
+// lostWork is the error of work that lost its lease. [errors.Is] and [errors.As] find the loss first, and then the work's.
+type lostWork struct{ lost, work error }
+
+func (e *lostWork) Error() string              { return e.lost.Error() + " (the work: " + e.work.Error() + ")" }
+func (e *lostWork) Is(target error) bool       { return errors.Is(e.lost, target) }
+func (e *lostWork) As(target interface{}) bool { return errors.As(e.lost, target) }
+func (e *lostWork) Unwrap() error              { return e.work }
+
 // Unwrap gives the gRPC status.
 func (e *Unavailable) Unwrap() error { return e.Cause }
 

@@ -3,7 +3,6 @@ package fencepost
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 	"time"
 
@@ -60,7 +59,8 @@ func (l *Lease) Release(ctx context.Context) error {
 }
 
 // With works while it holds the lock, and releases on the way out, also from a panic. The work's context is done when
-// the lease is lost: return then. The error is that of [Client.Acquire], *[Lost], or the work's own.
+// the lease is lost: return then. The error is that of [Client.Acquire], *[Lost] (and
+// the work's within), or the work's own.
 func (c *Client) With(ctx context.Context, resource string, o Options, work func(context.Context, *Lease) error) (
 	err error) {
 	lease, err := c.Acquire(ctx, resource, o)
@@ -71,7 +71,7 @@ func (c *Client) With(ctx context.Context, resource string, o Options, work func
 		var lost *Lost
 		if released := lease.Release(ctx); errors.As(released, &lost) { // other failures leave the lease to its deadline
 			if err != nil {
-				released = fmt.Errorf("%w (the work: %v)", released, err)
+				released = &lostWork{released, err}
 			}
 			err = released
 		}
