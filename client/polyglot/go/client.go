@@ -33,7 +33,12 @@ type Client struct {
 	conns                  []*grpc.ClientConn
 	calls, streams         []pb.LockServiceClient // cancelled calls disturb no stream: connections of their own
 	firstCall, firstStream atomic.Int32           // which endpoint to ask first
-	returning              sync.WaitGroup
+	closing                context.Context        // done once Close has begun: nothing new then
+	close                  func()
+	closed                 atomic.Bool    // the connections are
+	busy                   sync.WaitGroup // acquisitions, and what is being given back
+	mu                     sync.Mutex     // closing is judged, and made, under it
+	leases                 map[*Lease]struct{}
 }
 
 // Options of an acquisition.
@@ -56,7 +61,8 @@ func Dial(endpoints []string, opts ...grpc.DialOption) (*Client, error) {
 		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: 2 * time.Second, Backoff: backoff.Config{
 			BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.5, MaxDelay: time.Second}}),
 	}, opts...)
-	c := &Client{}
+	c := &Client{leases: map[*Lease]struct{}{}}
+	c.closing, c.close = context.WithCancel(context.Background())
 	var stubs []pb.LockServiceClient
 	for _, endpoint := range append(endpoints[:len(endpoints):len(endpoints)], endpoints...) {
 		conn, err := grpc.Dial(strings.TrimPrefix(endpoint, "http://"), opts...) //nolint:staticcheck // old releases have no NewClient
@@ -73,19 +79,75 @@ func Dial(endpoints []string, opts ...grpc.DialOption) (*Client, error) {
 // Calls are the contract's own calls, at each endpoint.
 func (c *Client) Calls() []pb.LockServiceClient { return c.calls }
 
-// Close waits some seconds at most for what is being given back, and disconnects. Release the leases first.
+// Close disconnects, and waits some seconds at most for what is being given back. Release the leases first: those that
+// are left are lost ([Closed]), and given back though their work may not have stopped. Acquisitions end with [ErrClosed].
 func (c *Client) Close() {
-	c.returning.Wait()
+	c.mu.Lock()
+	c.close()
+	left := c.leases
+	c.leases = nil
+	c.busy.Add(len(left))
+	c.mu.Unlock()
+	for lease := range left {
+		lease.end(&Lost{Closed})
+	}
+	for lease := range left {
+		go c.letGo(lease)
+	}
+	c.busy.Wait()
+	c.closed.Store(true)
 	for _, conn := range c.conns {
 		conn.Close()
 	}
 }
 
+// unlessClosed does something that Close will see.
+func (c *Client) unlessClosed(do func()) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closing.Err() != nil {
+		return ErrClosed
+	}
+	do()
+	return nil
+}
+
+// letGo gives back what nobody holds any more; busy counts it.
+func (c *Client) letGo(lease *Lease) {
+	defer c.busy.Done()
+	lease.Release(context.Background())
+}
+
+// untilClosed is a context that Close ends as well.
+func (c *Client) untilClosed(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		select {
+		case <-c.closing.Done():
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, cancel
+}
+
 // Acquire takes the lock and keeps it until [Lease.Release]. When the context is done the acquisition ends, and later
 // the work (see [Lease.Context]); the lease does not, for the work may not have stopped yet.
 //
-// The error is *[Refused], *[Invalid], *[Unavailable], [ErrSpent] or the context's.
+// The error is *[Refused], *[Invalid], *[Unavailable], [ErrSpent], [ErrClosed] or the context's.
 func (c *Client) Acquire(ctx context.Context, resource string, o Options) (*Lease, error) {
+	if err := c.unlessClosed(func() { c.busy.Add(1) }); err != nil {
+		return nil, err
+	}
+	defer c.busy.Done()
+	trying, stop := c.untilClosed(ctx)
+	defer stop()
+	stopped := func() error {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		return ErrClosed
+	}
 	req := &pb.AcquireRequest{
 		Resource: resource, Owner: o.Owner, Ttl: durationpb.New(o.TTL), Labels: o.Labels, RequestId: o.RequestID}
 	if o.Owner == "" {
@@ -98,7 +160,7 @@ func (c *Client) Acquire(ctx context.Context, resource string, o Options) (*Leas
 	end, unheard := now()+o.Wait, false
 	defer func() {
 		if unheard && o.Owner == "" && o.RequestID == "" { // else a later acquisition of the same may hold it by now
-			c.returning.Add(1)
+			c.busy.Add(1)
 			go c.giveBack(req)
 		}
 	}()
@@ -107,18 +169,18 @@ func (c *Client) Acquire(ctx context.Context, resource string, o Options) (*Leas
 		if o.Wait > 0 {
 			limit = shorter(limit, end-now())
 		}
-		answer, sent, _, err := call(ctx, c, limit, pb.LockServiceClient.Acquire, req)
+		answer, sent, _, err := call(trying, c, limit, pb.LockServiceClient.Acquire, req)
 		if err == nil && answer.Acquired {
-			if lease := c.hold(ctx, answer.Lock, sent); lease != nil {
+			var lease *Lease
+			if lease, err = c.hold(ctx, answer.Lock, sent); !isUnavailable(err) {
 				unheard = false
-				return lease, nil
+				return lease, err
 			}
-			err = &Unavailable{errors.New("the answer took as long as the lease")}
 		} else if err == ErrSpent && o.RequestID == "" && spent < 3 {
 			spent++
 			req.RequestId, unheard = fmt.Sprintf("%x", random(16)), false // granted by a try whose answer was lost, and over
-			if !sleep(ctx, backOff(spent)) {
-				return nil, ctx.Err()
+			if !sleep(trying, backOff(spent)) {
+				return nil, stopped()
 			}
 			continue
 		}
@@ -133,8 +195,8 @@ func (c *Client) Acquire(ctx context.Context, resource string, o Options) (*Leas
 		if left := end - now(); left < pause+50*time.Millisecond { // too little for another try
 			pause, o.Wait = left, 0
 		}
-		if !sleep(ctx, pause) {
-			return nil, ctx.Err()
+		if !sleep(trying, pause) {
+			return nil, stopped()
 		}
 		if o.Wait == 0 {
 			return nil, err
@@ -144,7 +206,7 @@ func (c *Client) Acquire(ctx context.Context, resource string, o Options) (*Leas
 
 // giveBack asks what became of a try nobody heard of, and undoes it.
 func (c *Client) giveBack(req *pb.AcquireRequest) {
-	defer c.returning.Done()
+	defer c.busy.Done()
 	answer, _, _, err := call(context.Background(), c, 2*time.Second, pb.LockServiceClient.Acquire, req)
 	if err == nil && answer.Acquired {
 		c.release(context.Background(), answer.Lock)
@@ -179,6 +241,9 @@ func call[Q, A any](ctx context.Context, c *Client, limit time.Duration,
 		done()
 		if err = meaning(err); !isUnavailable(err) {
 			c.firstCall.Store(int32(i))
+			return
+		} else if c.closed.Load() {
+			err = ErrClosed
 			return
 		}
 		asked = longer(asked, retryDelay(err))

@@ -15,9 +15,14 @@ import (
 // Unconfirmed is the reason of a loss that no server told: nothing was confirmed before the holder's own deadline.
 const Unconfirmed = "UNCONFIRMED"
 
+// Closed is the reason of a loss that [Client.Close] made.
+const Closed = "CLOSED"
+
 var (
 	// ErrSpent says that the caller's RequestID was used before, and what it got was renewed or is over.
 	ErrSpent = errors.New("fencepost: this request id is spent: use a new one")
+	// ErrClosed says that the client is closed.
+	ErrClosed = errors.New("fencepost: the client is closed")
 	// ErrReleased is what [Lease.Err] says of a lease that was released.
 	ErrReleased = errors.New("fencepost: the lease was released")
 )
@@ -25,7 +30,7 @@ var (
 // Refused says who has the lock.
 type Refused struct{ Holder *pb.Holder }
 
-// Lost says that the lease is over: stop. Reason is the contract's, such as LOCK_EXPIRED, or [Unconfirmed].
+// Lost says that the lease is over: stop. Reason is the contract's, such as LOCK_EXPIRED, or [Unconfirmed], or [Closed].
 type Lost struct{ Reason string }
 
 // Invalid names the fields that the server does not take.

@@ -45,7 +45,12 @@ func (l *Lease) Err() error { return l.judge(func(time.Duration) {}) }
 func (l *Lease) Release(ctx context.Context) error {
 	l.once.Do(func() {
 		before := l.end(ErrReleased)
-		if before == nil || before.(*Lost).Reason == Unconfirmed { // else there is nothing to give back
+		defer l.forget()
+		reason := Unconfirmed
+		if before != nil {
+			reason = before.(*Lost).Reason
+		}
+		if reason == Unconfirmed || reason == Closed { // else there is nothing to give back
 			if ctx.Err() != nil {
 				ctx = context.Background()
 			}
@@ -79,8 +84,14 @@ func (c *Client) With(ctx context.Context, resource string, o Options, work func
 	return work(lease.Context(), lease)
 }
 
-// hold keeps what was granted to a request of that time; nil when it is over by now.
-func (c *Client) hold(ctx context.Context, lock *pb.Lock, sent time.Duration) *Lease {
+func (l *Lease) forget() {
+	l.client.mu.Lock()
+	defer l.client.mu.Unlock()
+	delete(l.client.leases, l)
+}
+
+// hold keeps what was granted to a request of that time, unless it is over by now, or the client is closed.
+func (c *Client) hold(ctx context.Context, lock *pb.Lock, sent time.Duration) (*Lease, error) {
 	l := &Lease{client: c, lock: lock}
 	l.Resource, l.Owner, l.FencingToken = lock.GetResource(), lock.GetOwner(), lock.GetFencingToken()
 	work, stopWork := context.WithCancel(ctx)
@@ -88,12 +99,17 @@ func (c *Client) hold(ctx context.Context, lock *pb.Lock, sent time.Duration) *L
 	l.work, l.keeping, l.stop = work, keeping, func() { stopKeeping(); stopWork() }
 	l.extend(lock, sent, sent+lock.GetRemaining().AsDuration())
 	if l.Err() != nil {
-		return nil
+		return nil, &Unavailable{errors.New("the answer took as long as the lease")}
+	}
+	if err := c.unlessClosed(func() { c.leases[l] = struct{}{} }); err != nil {
+		c.busy.Add(1) // the acquisition is counted still
+		go c.letGo(l)
+		return nil, err
 	}
 	go l.watch()
 	go l.renew()
 	go l.stream(0, func() {})
-	return l
+	return l, nil
 }
 
 // judge looks at the clock, and lets do something about a lease that is held then. It says why one was over before.
@@ -137,6 +153,9 @@ func (l *Lease) extend(lock *pb.Lock, seen, until time.Duration) {
 func (l *Lease) watch() {
 	for left := l.Remaining(); left > 0; left = l.Remaining() {
 		sleep(l.keeping, shorter(left, time.Second))
+	}
+	if l.Err() != ErrReleased { // else once it is given back
+		l.forget()
 	}
 }
 
