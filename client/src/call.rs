@@ -7,7 +7,10 @@
 //! that are transient are tried again, with the very same message.
 
 use std::{
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -31,6 +34,10 @@ pub(crate) type Stub = LockServiceClient<Channel>;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// The longest pause of our own accord. A server may ask for a longer one.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// No answer for this long says something of the connection, and not only of the
+/// time that there was.
+const LONG: Duration = Duration::from_secs(2);
 
 /// HTTP/2 libraries allow small frames up to half of this window, and end a
 /// connection on which thousands of streams speak at once beyond it.
@@ -72,12 +79,48 @@ impl From<Failure> for Error {
 #[derive(Debug)]
 pub(crate) struct Servers {
     names: Vec<String>,
-    channels: Vec<Channel>,
+    channels: Vec<Line>,
     /// Connections for streams alone: enough calls that are cancelled at once
     /// kill the connection they are on.
-    streams: Vec<Channel>,
+    streams: Vec<Line>,
     preferred: AtomicUsize,
     preferred_for_streams: AtomicUsize,
+}
+
+/// What leads to a server, and can be laid anew.
+///
+/// A channel connects again by itself, but one was seen that answered nothing ever
+/// again, with no connection at all: after thousands of cancelled calls and of
+/// connections that were cut under them. So one that let a call wait for long is
+/// not asked again; calls that are under way keep it until they end.
+#[derive(Debug)]
+struct Line {
+    endpoint: Endpoint,
+    /// With how many there were before.
+    channel: Mutex<(u64, Channel)>,
+}
+
+impl Line {
+    fn new(endpoint: Endpoint) -> Self {
+        let channel = endpoint.connect_lazy();
+        Self {
+            endpoint,
+            channel: Mutex::new((0, channel)),
+        }
+    }
+
+    fn get(&self) -> (u64, Channel) {
+        let channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
+        channel.clone()
+    }
+
+    /// A call had no answer on the channel of this number, for so long.
+    fn timed_out(&self, number: u64, limit: Duration) {
+        let mut channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
+        if limit >= LONG && channel.0 == number {
+            *channel = (number + 1, self.endpoint.connect_lazy());
+        }
+    }
 }
 
 impl Servers {
@@ -87,15 +130,14 @@ impl Servers {
             endpoint
                 .clone()
                 .initial_connection_window_size(STREAMS_WINDOW)
-                .connect_lazy()
         };
         Self {
             names: endpoints
                 .iter()
                 .map(|endpoint| endpoint.uri().to_string())
                 .collect(),
-            channels: endpoints.iter().map(Endpoint::connect_lazy).collect(),
-            streams: endpoints.iter().map(for_streams).collect(),
+            channels: endpoints.iter().cloned().map(Line::new).collect(),
+            streams: endpoints.iter().map(for_streams).map(Line::new).collect(),
             preferred: AtomicUsize::new(0),
             preferred_for_streams: AtomicUsize::new(0),
         }
@@ -116,7 +158,8 @@ impl Servers {
             let index = (first + attempt) % self.channels.len();
             let limit = share(deadline, self.channels.len() - attempt);
             let asked = Moment::now();
-            let stub = Stub::new(self.streams[index].clone());
+            let channel = self.streams[index].get();
+            let stub = Stub::new(channel.1);
             match timeout(limit, method(stub, Request::new(message.clone()))).await {
                 Ok(Ok(response)) => {
                     return Ok(Opened {
@@ -126,7 +169,10 @@ impl Servers {
                     });
                 }
                 Ok(Err(status)) => last = self.error(index, &status),
-                Err(_elapsed) => last = Error::TimedOut,
+                Err(_elapsed) => {
+                    self.streams[index].timed_out(channel.0, limit);
+                    last = Error::TimedOut;
+                }
             }
             self.stream_failed(index);
             if !last.is_transient() && !is_of_one_server(&last) {
@@ -180,7 +226,8 @@ impl Servers {
             request.set_timeout(limit);
 
             let sent = Moment::now();
-            let stub = Stub::new(self.channels[index].clone());
+            let channel = self.channels[index].get();
+            let stub = Stub::new(channel.1);
             let outcome = timeout(limit, method(stub, request)).await;
             let (error, was_sent, wish) = match outcome {
                 Ok(Ok(response)) => {
@@ -195,7 +242,10 @@ impl Servers {
                     !never_sent(&status),
                     wish(&status),
                 ),
-                Err(_elapsed) => (Error::TimedOut, true, None),
+                Err(_elapsed) => {
+                    self.channels[index].timed_out(channel.0, limit);
+                    (Error::TimedOut, true, None)
+                }
             };
 
             attempt += 1;

@@ -24,6 +24,8 @@ use super::{LONG, assert_sessions_rest, generator, seed};
 
 const WORKERS: u64 = 20;
 const CALLS_EACH: usize = 250;
+/// A channel was seen that had no connection any longer, and answered no call.
+const PATIENCE: Duration = Duration::from_secs(15);
 
 /// How a call ends before its time.
 #[derive(Clone, Copy)]
@@ -54,7 +56,8 @@ impl Cut {
             Self::Drop(after) => timeout(after, call(request)).await.ok(),
             Self::Time(time) => {
                 request.set_timeout(time);
-                Some(call(request).await)
+                let patience = time + Duration::from_secs(1);
+                timeout(patience, call(request)).await.ok()
             }
         }
     }
@@ -102,8 +105,13 @@ async fn caller(mut client: Client, worker: u64, mut rng: StdRng) -> Vec<Left> {
                     .await;
             }
             8 => {
-                if let Ok(answer) = acquire(&mut client, &held, &owner, LONG).await {
-                    token = answer.lock.unwrap().fencing_token;
+                let acquired = acquire(&mut client, &held, &owner, LONG);
+                match timeout(PATIENCE, acquired).await {
+                    Ok(Ok(answer)) => token = answer.lock.unwrap().fencing_token,
+                    Ok(Err(_cut)) => {}
+                    // The channel does not recover; what the server did can be
+                    // seen all the same.
+                    Err(_elapsed) => return left,
                 }
                 let request = RenewRequest {
                     resource,
