@@ -233,7 +233,7 @@ public final class LockClient implements AutoCloseable {
         /** Prolongs the lease, never shortens it, and not once it is over. The margin is for clocks that drift, and to stop in. */
         private synchronized void confirm(long seen, long end, Lock renewed) {
             long ttl = nanos(renewed.getTtl());
-            if (until == 0 || isHeld()) until = Math.max(until, end - Math.min(ttl / 10, SECOND / 2));
+            if (until == 0 || isHeld()) until = Math.max(until, end - Math.max(Math.min(ttl / 10, SECOND / 2), ttl / 2000));
             renewAt = seen + Math.min(ttl / 5 * 2, 30 * SECOND); // later than streams do, which is after a third
         }
         /** A failure is not a loss, unless a server says so. Returns when to try again. */
