@@ -184,12 +184,17 @@ public final class LockClient implements AutoCloseable {
         private final Lock lock;
         private final CompletableFuture<String> lost = new CompletableFuture<>();
         private CompletableFuture<Object> ended; // since it is given back
-        private volatile long until;
+        private volatile long until; // not 0 for 'unset', nor any other time here: nanoTime may be negative
         private final List<Stream> open = new ArrayList<>(); // from here on for the client's thread alone
         private long openAt, renewAt;
         private int failures;
         private Future<?> timer;
-        private Lease(Lock granted, long sent) { lock = granted; confirm(sent, sent + nanos(granted.getRemaining()), granted); }
+        private Lease(Lock granted, long sent) {
+            lock = granted;
+            openAt = sent;
+            until = deadline(sent + nanos(granted.getRemaining()), granted);
+            renewAt = renewal(sent, granted);
+        }
         /** Who holds the lock: this lease and no other. */
         public String owner() { return lock.getOwner(); }
         /** Above 0, below 2^53, and larger than that of every earlier holder. */
@@ -230,12 +235,18 @@ public final class LockClient implements AutoCloseable {
                 else loop.schedule(() -> giveBack(tries + 1, end), jitter(tries), NANOSECONDS);
             });
         }
-        /** Prolongs the lease, never shortens it, and not once it is over. The margin is for clocks that drift, and to stop in. */
+        /** Prolongs the lease, never shortens it, and not once it is over. */
         private synchronized void confirm(long seen, long end, Lock renewed) {
-            long ttl = nanos(renewed.getTtl());
-            if (until == 0 || isHeld()) until = Math.max(until, end - Math.max(Math.min(ttl / 10, SECOND / 2), ttl / 2000));
-            renewAt = seen + Math.min(ttl / 5 * 2, 30 * SECOND); // later than streams do, which is after a third
+            if (isHeld()) until = Math.max(until, deadline(end, renewed));
+            renewAt = renewal(seen, renewed);
         }
+        /** The margin is for clocks that drift, and to stop in. */
+        private static long deadline(long end, Lock renewed) {
+            long ttl = nanos(renewed.getTtl());
+            return end - Math.max(Math.min(ttl / 10, SECOND / 2), ttl / 2000);
+        }
+        /** Later than streams do, which is after a third. */
+        private static long renewal(long seen, Lock renewed) { return seen + Math.min(nanos(renewed.getTtl()) / 5 * 2, 30 * SECOND); }
         /** A failure is not a loss, unless a server says so. Returns when to try again. */
         private long failed(Throwable error) {
             if (error instanceof LostException over) lost.complete(over.reason);
@@ -271,6 +282,7 @@ public final class LockClient implements AutoCloseable {
                     streams.get(server).newCall(LockServiceGrpc.getKeepAliveMethod(), CallOptions.DEFAULT);
             final long asked = now();
             long patience = asked + Math.min(CALL, (until - asked) / 2), base; // base: what expires_at of zero is on our clock
+            boolean spoken;
             Stream() {
                 ClientCalls.asyncServerStreamingCall(call, KeepAliveRequest.newBuilder().setResource(lock.getResource()).setOwner(owner())
                         .setFencingToken(fencingToken()).build(), this);
@@ -280,7 +292,8 @@ public final class LockClient implements AutoCloseable {
                 Lock renewed = word.getLock();
                 long arrived = now(), remaining = nanos(renewed.getRemaining()), interval = Math.min(nanos(renewed.getTtl()) / 3, 20 * SECOND);
                 long expires = renewed.getExpiresAt().getSeconds() * SECOND + renewed.getExpiresAt().getNanos();
-                if (base == 0) { // the first word: the one before ends here
+                if (!spoken) { // the first word: the one before ends here
+                    spoken = true;
                     base = asked + remaining - expires;
                     for (Stream older : List.copyOf(open)) if (older != this) { open.remove(older); older.call.cancel("followed", null); }
                     long time = nanos(word.getStreamRemaining()), lead = (long) (interval * ThreadLocalRandom.current().nextDouble(2, 2.5));
