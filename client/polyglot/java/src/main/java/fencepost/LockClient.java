@@ -130,11 +130,15 @@ public final class LockClient implements AutoCloseable {
         var result = new CompletableFuture<A>();
         int server = preferred;
         var limit = CallOptions.DEFAULT.withDeadlineAfter(Math.min(CALL, time) / calls.size(), NANOSECONDS);
-        ClientCalls.asyncUnaryCall(calls.get(server).newCall(method, limit), request, new StreamObserver<A>() {
-            @Override public void onNext(A answer) { result.complete(answer); }
-            @Override public void onCompleted() {}
-            @Override public void onError(Throwable thrown) { result.completeExceptionally(failure(calls, server, thrown)); }
-        });
+        try {
+            ClientCalls.asyncUnaryCall(calls.get(server).newCall(method, limit), request, new StreamObserver<A>() {
+                @Override public void onNext(A answer) { result.complete(answer); }
+                @Override public void onCompleted() {}
+                @Override public void onError(Throwable thrown) { result.completeExceptionally(failure(calls, server, thrown)); }
+            });
+        } catch (RuntimeException | Error broken) { // later, as any answer
+            loop.execute(() -> result.completeExceptionally(failure(calls, server, broken)));
+        }
         return result;
     }
     /** By the reason of our own ErrorInfo; of all codes only those that no repetition mends. A proxy's NOT_FOUND ends no lease. */
@@ -256,14 +260,24 @@ public final class LockClient implements AutoCloseable {
         private void tick() {
             if (timer != null) timer.cancel(false);
             if (!isHeld()) { open.forEach(stream -> stream.call.cancel("over", null)); open.clear(); return; }
-            long now = now(), next = now + SECOND;
-            for (Stream stream : List.copyOf(open)) if (now >= stream.patience) stream.onError(new TimeoutException("no word in time"));
-            if (now >= openAt) { open.add(new Stream()); openAt = Long.MAX_VALUE; } // until that one has spoken, or failed
-            if (now >= renewAt) renew(now);
-            for (Stream stream : open) next = Math.min(next, stream.patience);
-            next = Math.min(Math.min(next, until), Math.min(openAt, renewAt));
-            if (timer != null) timer.cancel(false); // set meanwhile
-            timer = loop.schedule(this::tick, Math.max(SECOND / 1000, next - now), NANOSECONDS);
+            long now = now();
+            try {
+                for (Stream stream : List.copyOf(open)) if (now >= stream.patience) stream.onError(new TimeoutException("no word in time"));
+                if (now >= openAt) open();
+                if (now >= renewAt) renew(now);
+            } finally { // an exception must not end the keeping
+                long next = Math.min(Math.min(now + SECOND, until), Math.min(openAt, renewAt));
+                for (Stream stream : open) next = Math.min(next, stream.patience);
+                if (timer != null) timer.cancel(false); // set meanwhile
+                timer = loop.schedule(this::tick, Math.max(SECOND / 1000, next - now), NANOSECONDS);
+            }
+        }
+        private void open() {
+            int server = preferred;
+            try {
+                open.add(new Stream(server));
+                openAt = Long.MAX_VALUE; // until that one has spoken, or failed
+            } catch (RuntimeException | Error broken) { openAt = failed(failure(streams, server, broken)); }
         }
         /** By a call, when the streams are late. Each try has a quarter of what is left, so that there are others. */
         private void renew(long now) {
@@ -277,13 +291,14 @@ public final class LockClient implements AutoCloseable {
         }
         /** The server renews while it is open. The next one is opened before its time is over, and takes over once it has spoken. */
         private final class Stream implements StreamObserver<KeepAliveResponse> {
-            final int server = preferred;
-            final ClientCall<KeepAliveRequest, KeepAliveResponse> call =
-                    streams.get(server).newCall(LockServiceGrpc.getKeepAliveMethod(), CallOptions.DEFAULT);
+            final int server;
+            final ClientCall<KeepAliveRequest, KeepAliveResponse> call;
             final long asked = now();
             long patience = asked + Math.min(CALL, (until - asked) / 2), base; // base: what expires_at of zero is on our clock
             boolean spoken;
-            Stream() {
+            Stream(int server) {
+                this.server = server;
+                call = streams.get(server).newCall(LockServiceGrpc.getKeepAliveMethod(), CallOptions.DEFAULT);
                 ClientCalls.asyncServerStreamingCall(call, KeepAliveRequest.newBuilder().setResource(lock.getResource()).setOwner(owner())
                         .setFencingToken(fencingToken()).build(), this);
             }
