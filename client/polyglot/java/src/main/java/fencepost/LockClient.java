@@ -207,7 +207,7 @@ public final class LockClient implements AutoCloseable {
         public Duration remaining() { return isHeld() ? Duration.ofNanos(Math.max(0, until - now())) : Duration.ZERO; }
         /** Whether it may be trusted now. It may be over right after: fence your writes. */
         public synchronized boolean isHeld() {
-            if (ended == null && now() >= until) lost.complete("UNCONFIRMED");
+            if (now() >= until) lose("UNCONFIRMED");
             return ended == null && !lost.isDone();
         }
         /** The same for the steps of the work: throws {@link LostException} once the lease is over. */
@@ -219,6 +219,7 @@ public final class LockClient implements AutoCloseable {
             try { end().join(); } catch (CompletionException failed) { if (failed.getCause() instanceof LostException over) throw over; }
             if (lost.isDone()) throw new LostException(lost.join(), null);
         }
+        private synchronized void lose(String reason) { if (ended == null) lost.complete(reason); }
         private Lease keep() { leases.add(this); loop.execute(this::tick); return this; }
         private synchronized CompletableFuture<Object> end() {
             if (ended != null) return ended;
@@ -253,7 +254,7 @@ public final class LockClient implements AutoCloseable {
         private static long renewal(long seen, Lock renewed) { return seen + Math.min(nanos(renewed.getTtl()) / 5 * 2, 30 * SECOND); }
         /** A failure is not a loss, unless a server says so. Returns when to try again. */
         private long failed(Throwable error) {
-            if (error instanceof LostException over) lost.complete(over.reason);
+            if (error instanceof LostException over) lose(over.reason);
             return now() + (((LockException) error).kind == Kind.UNAVAILABLE ? Math.min(jitter(++failures), (until - now()) / 4) : 30 * SECOND);
         }
         /** Does what is due and comes back for the rest; each second at least, since timers stand still while a machine sleeps. */
