@@ -105,9 +105,11 @@ public final class LockClient implements AutoCloseable {
     /** Runs {@code work} under the lock in this thread, which is interrupted when the lease is lost; gives back afterwards. */
     public <T> T withLock(String resource, Options options, Work<T> work) throws Exception {
         Thread worker = Thread.currentThread();
-        boolean[] over = {false};
+        boolean[] over = {false}, interrupted = {false};
         try (Lease lease = acquire(resource, options)) {
-            lease.lost.thenAccept(reason -> { synchronized (over) { if (!over[0]) worker.interrupt(); } });
+            lease.lost.thenAccept(reason -> {
+                synchronized (over) { if (!over[0]) { interrupted[0] = true; worker.interrupt(); } }
+            });
             try {
                 T outcome = work.run(lease);
                 lease.check();
@@ -115,7 +117,7 @@ public final class LockClient implements AutoCloseable {
             } catch (Exception failed) {
                 throw lease.lost.isDone() ? new LostException(lease.lost.join(), failed) : failed;
             } finally {
-                synchronized (over) { over[0] = true; if (lease.lost.isDone()) Thread.interrupted(); }
+                synchronized (over) { over[0] = true; if (interrupted[0]) Thread.interrupted(); } // ours alone
             }
         }
     }
