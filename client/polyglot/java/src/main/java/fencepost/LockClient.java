@@ -157,7 +157,8 @@ public final class LockClient implements AutoCloseable {
             }
         } catch (IOException garbled) { reason = ""; }
         if (LOST.contains(reason)) return new LostException(reason, thrown);
-        Kind kind = reason.equals("REQUEST_SPENT") ? Kind.SPENT : NEVER.contains(code) ? Kind.INVALID : Kind.UNAVAILABLE;
+        boolean never = NEVER.contains(code) || reason.equals("INTERNAL");
+        Kind kind = reason.equals("REQUEST_SPENT") ? Kind.SPENT : never ? Kind.INVALID : Kind.UNAVAILABLE;
         if (kind == Kind.UNAVAILABLE && preferred == server) preferred = (server + 1) % calls.size();
         channels.get(server).resetConnectBackoff(); // grpc's own grows to two minutes
         return new LockException(kind, thrown.getMessage(), thrown, null, fields);
