@@ -147,7 +147,8 @@ public final class Agent {
                 Duration.ofMillis(command.get("ttl_ms").getAsLong()),
                 Duration.ofMillis(command.has("wait_ms") ? command.get("wait_ms").getAsLong() : 0),
                 command.has("owner") ? command.get("owner").getAsString() : null,
-                command.has("request_id") ? command.get("request_id").getAsString() : null);
+                command.has("request_id") ? command.get("request_id").getAsString() : null,
+                Map.of());
     }
 
     private static String reason(Lease lease) {

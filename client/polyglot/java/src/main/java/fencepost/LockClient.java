@@ -18,10 +18,13 @@ public final class LockClient implements AutoCloseable {
     /**
      * How a lock is taken. {@code ttl}: how long the lease lasts without a renewal. {@code waitUpTo}: for how long to try; zero: once.
      * {@code owner} names ONE holder, never a host or a service; {@code requestId} one acquisition; null: new ones, as is best.
+     * {@code labels} are for people to read: host, pid, build, trace id.
      */
-    public record Options(Duration ttl, Duration waitUpTo, String owner, String requestId) {
-        public static Options ttl(Duration ttl) { return new Options(ttl, Duration.ZERO, null, null); }
-        public Options waitUpTo(Duration time) { return new Options(ttl, time, owner, requestId); }
+    public record Options(Duration ttl, Duration waitUpTo, String owner, String requestId, Map<String, String> labels) {
+        public Options { labels = labels == null ? Map.of() : Map.copyOf(labels); }
+        public static Options ttl(Duration ttl) { return new Options(ttl, Duration.ZERO, null, null, Map.of()); }
+        public Options waitUpTo(Duration time) { return new Options(ttl, time, owner, requestId, labels); }
+        public Options labels(Map<String, String> labels) { return new Options(ttl, waitUpTo, owner, requestId, labels); }
     }
     /** Work under a lock. */
     public interface Work<T> { T run(Lease lease) throws Exception; }
@@ -68,7 +71,7 @@ public final class LockClient implements AutoCloseable {
         boolean once = options.waitUpTo.isZero(), ours = options.owner == null && options.requestId == null, unheard = false;
         long end = now() + (once ? CALL : nanos(options.waitUpTo));
         var request = AcquireRequest.newBuilder().setResource(resource).setOwner(options.owner == null ? uniqueOwner() : options.owner)
-                .setRequestId(options.requestId == null ? newId() : options.requestId)
+                .setRequestId(options.requestId == null ? newId() : options.requestId).putAllLabels(options.labels)
                 .setTtl(com.google.protobuf.Duration.newBuilder().setSeconds(options.ttl.getSeconds()).setNanos(options.ttl.getNano()));
         try {
             for (int tries = 1; ; tries++) {
@@ -202,6 +205,8 @@ public final class LockClient implements AutoCloseable {
             until = deadline(sent + nanos(granted.getRemaining()), granted);
             renewAt = renewal(sent, granted);
         }
+        /** What is locked: for the fence. */
+        public String resource() { return lock.getResource(); }
         /** Who holds the lock: this lease and no other. */
         public String owner() { return lock.getOwner(); }
         /** Above 0, below 2^53, and larger than that of every earlier holder. */
