@@ -52,6 +52,7 @@ public final class LockClient implements AutoCloseable {
     private static final AtomicLong SLEPT = new AtomicLong(uptime() - System.nanoTime());
     private final ScheduledThreadPoolExecutor loop = new ScheduledThreadPoolExecutor(1, LockClient::daemon);
     private final Set<Lease> leases = ConcurrentHashMap.newKeySet();
+    private final Set<CompletableFuture<?>> pending = ConcurrentHashMap.newKeySet(); // what close() waits for
     private final List<ManagedChannel> calls = new ArrayList<>(), streams = new ArrayList<>(); // apart: cancelled calls may cost a connection
     private volatile int preferred; // the server to ask next
     /** For the replicas of one Fencepost, as {@code host:port}, without TLS. Connects nothing before the first call. */
@@ -100,9 +101,8 @@ public final class LockClient implements AutoCloseable {
                 if (over) throw error;
             }
         } finally {
-            if (unheard && ours) call(LockServiceGrpc.getAcquireMethod(), request.build(), CALL).thenAccept(found -> {
-                if (found.getAcquired()) new Lease(found.getLock(), now()).end(); // by the same id: nobody else's
-            });
+            if (unheard && ours) track(call(LockServiceGrpc.getAcquireMethod(), request.build(), CALL).thenCompose(found -> // by the same
+                    found.getAcquired() ? new Lease(found.getLock(), now()).end() : CompletableFuture.completedFuture(null))); // id: ours
         }
     }
     /** Runs {@code work} under the lock in this thread, which is interrupted when the lease is lost; gives back afterwards. */
@@ -124,9 +124,17 @@ public final class LockClient implements AutoCloseable {
             }
         }
     }
+    private <F extends CompletableFuture<?>> F track(F going) {
+        pending.add(going);
+        going.whenComplete((done, failed) -> pending.remove(going));
+        return going;
+    }
     /** Gives back what is still held, and ends the connections. */
     @Override public void close() {
         leases.stream().map(Lease::end).toList().forEach(ended -> ended.exceptionally(failed -> null).join());
+        for (long end = now() + 2 * SECOND, left; !pending.isEmpty() && (left = end - now()) > 0; )
+            CompletableFuture.allOf(pending.toArray(CompletableFuture[]::new)).exceptionally(failed -> null)
+                    .completeOnTimeout(null, left, NANOSECONDS).join();
         for (var channels : List.of(calls, streams)) channels.forEach(ManagedChannel::shutdownNow);
         loop.schedule(loop::shutdownNow, 1, SECONDS); // the channels end on it
     }
@@ -224,7 +232,9 @@ public final class LockClient implements AutoCloseable {
         public CompletionStage<String> lost() { return lost.thenApplyAsync(reason -> reason); }
         /** Gives the lock back; where no server can be told, it runs out. Throws {@link LostException} when it was lost before. */
         @Override public void close() {
-            try { end().join(); } catch (CompletionException failed) { if (failed.getCause() instanceof LostException over) throw over; }
+            var back = end();
+            try { if (!lost.isDone()) back.join(); }
+            catch (CompletionException failed) { if (failed.getCause() instanceof LostException over) throw over; }
             if (lost.isDone()) throw new LostException(lost.join(), null);
         }
         private synchronized void lose(String reason) { if (ended == null) lost.complete(reason); }
@@ -232,9 +242,9 @@ public final class LockClient implements AutoCloseable {
         private synchronized CompletableFuture<Object> end() {
             if (ended != null) return ended;
             boolean held = isHeld();
-            ended = new CompletableFuture<>();
+            ended = track(new CompletableFuture<>());
             if (held || lost.join().equals("UNCONFIRMED")) giveBack(1, now() + CALL); // alive for all that the server knows
-            if (!held) ended.complete(null);
+            else ended.complete(null);
             leases.remove(this);
             loop.execute(this::tick);
             return ended;
