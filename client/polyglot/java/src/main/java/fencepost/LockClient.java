@@ -40,7 +40,8 @@ public final class LockClient implements AutoCloseable {
             this.kind = kind; this.holder = holder; this.fields = fields;
         }
     }
-    /** The lease is over: stop. {@code reason} is the contract's, or UNCONFIRMED: no renewal was confirmed in time. */
+    /** The lease is over: stop. {@code reason} is the contract's, or UNCONFIRMED: no renewal was confirmed in time,
+     * or CLOSED: the client was closed. */
     public static final class LostException extends LockException {
         public final String reason;
         LostException(String reason, Throwable cause) { super(Kind.LOST, reason, cause, null, List.of()); this.reason = reason; }
@@ -129,9 +130,11 @@ public final class LockClient implements AutoCloseable {
         going.whenComplete((done, failed) -> pending.remove(going));
         return going;
     }
-    /** Gives back what is still held, and ends the connections. */
+    /** Ends what is still held: each lease is lost (CLOSED), then given back. Ends the connections. */
     @Override public void close() {
-        leases.stream().map(Lease::end).toList().forEach(ended -> ended.exceptionally(failed -> null).join());
+        var held = List.copyOf(leases);
+        held.forEach(lease -> lease.lose("CLOSED"));
+        held.stream().map(Lease::end).toList().forEach(ended -> ended.exceptionally(failed -> null).join());
         for (long end = now() + 2 * SECOND, left; !pending.isEmpty() && (left = end - now()) > 0; )
             CompletableFuture.allOf(pending.toArray(CompletableFuture[]::new)).exceptionally(failed -> null)
                     .completeOnTimeout(null, left, NANOSECONDS).join();
@@ -241,9 +244,9 @@ public final class LockClient implements AutoCloseable {
         private Lease keep() { leases.add(this); loop.execute(this::tick); return this; }
         private synchronized CompletableFuture<Object> end() {
             if (ended != null) return ended;
-            boolean held = isHeld();
+            String reason = isHeld() ? "" : lost.join();
             ended = track(new CompletableFuture<>());
-            if (held || lost.join().equals("UNCONFIRMED")) giveBack(1, now() + CALL); // alive for all that the server knows
+            if (Set.of("", "UNCONFIRMED", "CLOSED").contains(reason)) giveBack(1, now() + CALL); // alive for all that the server knows
             else ended.complete(null);
             leases.remove(this);
             loop.execute(this::tick);
