@@ -55,6 +55,7 @@ public final class LockClient implements AutoCloseable {
     private final Set<Lease> leases = ConcurrentHashMap.newKeySet();
     private final Set<CompletableFuture<?>> pending = ConcurrentHashMap.newKeySet(); // what close() waits for
     private final List<ManagedChannel> calls = new ArrayList<>(), streams = new ArrayList<>(); // apart: cancelled calls may cost a connection
+    private final CountDownLatch closed = new CountDownLatch(1);
     private volatile int preferred; // the server to ask next
     /** For the replicas of one Fencepost, as {@code host:port}, without TLS. Connects nothing before the first call. */
     public LockClient(String... endpoints) {
@@ -75,9 +76,10 @@ public final class LockClient implements AutoCloseable {
         var request = AcquireRequest.newBuilder().setResource(resource).setOwner(options.owner == null ? uniqueOwner() : options.owner)
                 .setRequestId(options.requestId == null ? newId() : options.requestId).putAllLabels(options.labels)
                 .setTtl(com.google.protobuf.Duration.newBuilder().setSeconds(options.ttl.getSeconds()).setNanos(options.ttl.getNano()));
+        var going = track(new CompletableFuture<>()); // known before the look at closed: close() waits for it
         try {
             for (int tries = 1; ; tries++) {
-                if (calls.get(0).isShutdown()) throw new IllegalStateException("the client is closed");
+                if (isClosed()) throw new IllegalStateException("the client is closed");
                 boolean before = unheard;
                 long sent = now(), pause = jitter(tries);
                 LockException error;
@@ -85,7 +87,13 @@ public final class LockClient implements AutoCloseable {
                     unheard = true; // until an answer says otherwise: also when this thread is interrupted
                     var answer = call(LockServiceGrpc.getAcquireMethod(), request.build(), end - sent).get();
                     unheard = false;
-                    if (answer.getAcquired()) return new Lease(answer.getLock(), sent).keep();
+                    if (answer.getAcquired()) {
+                        Lease lease = new Lease(answer.getLock(), sent);
+                        if (lease.isHeld() && lease.keep()) return lease;
+                        lease.end();
+                        if (isClosed()) throw new IllegalStateException("the client is closed");
+                        throw new LockException(Kind.UNAVAILABLE, "the answer came too late", null, null, List.of());
+                    }
                     error = new LockException(Kind.REFUSED, "held by " + answer.getHolder().getOwner(), null, answer.getHolder(), List.of());
                     if (once) throw error;
                     pause = Math.min(pause, nanos(error.holder.getRemaining()) + jitter(1)); // not all at the same time
@@ -98,12 +106,13 @@ public final class LockClient implements AutoCloseable {
                 }
                 long left = end - now();
                 boolean over = left < pause + SECOND / 20; // no time for another answer
-                NANOSECONDS.sleep(over ? left : pause);
+                closed.await(over ? left : pause, NANOSECONDS);
                 if (over) throw error;
             }
         } finally {
             if (unheard && ours) track(call(LockServiceGrpc.getAcquireMethod(), request.build(), CALL).thenCompose(found -> // by the same
                     found.getAcquired() ? new Lease(found.getLock(), now()).end() : CompletableFuture.completedFuture(null))); // id: ours
+            going.complete(null);
         }
     }
     /** Runs {@code work} under the lock in this thread, which is interrupted when the lease is lost; gives back afterwards. */
@@ -115,6 +124,7 @@ public final class LockClient implements AutoCloseable {
                 synchronized (over) { if (!over[0]) { interrupted[0] = true; worker.interrupt(); } }
             });
             try {
+                lease.check();
                 T outcome = work.run(lease);
                 lease.check();
                 return outcome;
@@ -125,13 +135,16 @@ public final class LockClient implements AutoCloseable {
             }
         }
     }
+    private boolean isClosed() { return closed.getCount() == 0; }
     private <F extends CompletableFuture<?>> F track(F going) {
         pending.add(going);
         going.whenComplete((done, failed) -> pending.remove(going));
         return going;
     }
     /** Ends what is still held: each lease is lost (CLOSED), then given back. Ends the connections. */
-    @Override public void close() {
+    @Override public synchronized void close() {
+        if (isClosed()) return;
+        closed.countDown();
         var held = List.copyOf(leases);
         held.forEach(lease -> lease.lose("CLOSED"));
         held.stream().map(Lease::end).toList().forEach(ended -> ended.exceptionally(failed -> null).join());
@@ -241,7 +254,12 @@ public final class LockClient implements AutoCloseable {
             if (lost.isDone()) throw new LostException(lost.join(), null);
         }
         private synchronized void lose(String reason) { if (ended == null) lost.complete(reason); }
-        private Lease keep() { leases.add(this); loop.execute(this::tick); return this; }
+        private boolean keep() {
+            leases.add(this); // and then the look: close() sees the lease, or this sees close()
+            if (isClosed()) return false;
+            loop.execute(this::tick);
+            return true;
+        }
         private synchronized CompletableFuture<Object> end() {
             if (ended != null) return ended;
             String reason = isHeld() ? "" : lost.join();
