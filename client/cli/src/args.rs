@@ -75,7 +75,7 @@ pub(crate) enum Command {
     Exec(run::exec::Args),
     /// What `run` starts besides: see [`run::guardian`].
     #[command(hide = true)]
-    Guardian,
+    Guardian(run::guardian::Args),
     /// Install and look after the fencing kit in a database of yours.
     Fence(fence::Args),
 }

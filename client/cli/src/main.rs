@@ -49,7 +49,7 @@ fn run(cli: Cli) -> Result<Exit, Failure> {
     // These two block, or become another program: a runtime would be in the way.
     match &cli.command {
         Command::Exec(args) => return Ok(run::exec::run(args)),
-        Command::Guardian => return Ok(run::guardian::run()),
+        Command::Guardian(args) => return Ok(run::guardian::run(args)),
         _ => {}
     }
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -84,7 +84,7 @@ async fn dispatch(cli: Cli) -> Result<Exit, Failure> {
         Command::Get(args) => get::run(args, &client()?.calls(), &output).await,
         Command::Run(args) => run::run(args, &client()?).await,
         Command::Sidecar(args) => sidecar::run(args, &client()?).await,
-        Command::Exec(_) | Command::Guardian => Ok(Exit::Bug),
+        Command::Exec(_) | Command::Guardian(_) => Ok(Exit::Bug),
         Command::Fence(args) => fence::run(args, timeout, &output).await,
     }
 }

@@ -138,7 +138,7 @@ impl Run {
         let children = system::children_of(self.process.pid());
         children.into_iter().find(|pid| {
             let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            line == b"fencepost\0guardian\0"
+            line.starts_with(b"fencepost\0guardian\0")
         })
     }
 }

@@ -50,10 +50,13 @@ enum Word {
 }
 
 impl Guardian {
-    pub(super) fn start() -> io::Result<Self> {
+    /// Of this group from the start, if it is there already.
+    pub(super) fn start(group: Option<Pid>) -> io::Result<Self> {
+        let group = group.map(|group| group.as_raw_nonzero().to_string());
         let child = Command::new(this_program()?)
             .arg0("fencepost")
             .arg("guardian")
+            .args(group)
             .stdin(Stdio::piped())
             // Nobody should wait for the end of these.
             .stdout(Stdio::null())
@@ -112,13 +115,20 @@ impl Word {
     }
 }
 
+/// What the hidden subcommand takes.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The group, if it is there already.
+    group: Option<i32>,
+}
+
 /// The other end: the hidden subcommand.
-pub(crate) fn run() -> Exit {
+pub(crate) fn run(args: &Args) -> Exit {
     // The end of the pipe is what ends this process.
     let _: nix::Result<()> = SigSet::all().thread_block();
     let pipe = io::stdin();
     let mut heard = Vec::new();
-    let mut group = None;
+    let mut group = args.group.and_then(Pid::from_raw);
     let mut until = Moment::NEVER;
     loop {
         // Whatever has been said by now counts: this process may have been stopped

@@ -46,7 +46,7 @@ impl Job {
     pub(super) fn start(command: &[OsString], guard: &Guard) -> io::Result<Self> {
         let children = signal(SignalKind::child())?;
         adopt_orphans();
-        let mut guardian = Guardian::start()?;
+        let mut guardian = Guardian::start(None)?;
         // Not `Child`: we reap whatever comes, and a PID is all that is needed.
         let child = Command::new(this_program()?)
             .arg0("fencepost")
@@ -113,9 +113,8 @@ impl Job {
     fn replace_guardian(&mut self) {
         if self.guardians_left > 0 {
             self.guardians_left -= 1;
-            if let Ok(guardian) = Guardian::start() {
+            if let Ok(guardian) = Guardian::start(Some(self.group)) {
                 self.guardian = guardian;
-                self.guardian.watch(self.group);
             }
         }
     }
