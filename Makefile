@@ -28,7 +28,7 @@ run: ## Build and start the server on a private Postgres (ARGS='--listen ...')
 test: ## Run the whole suite on a real server and a real Postgres
 	@deploy/setup.sh test
 	cargo build --workspace --bins
-	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-6} cargo test --workspace
+	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-4} cargo test --workspace
 
 polyglot: ## Run one scenario in Rust, Python, Node, Go and Java
 	@deploy/setup.sh test
