@@ -1,9 +1,10 @@
 //! A clock that other processes of this machine can read as well, and that counts
 //! sleep where one does.
 
-use std::time::Duration;
+use std::{future::pending, time::Duration};
 
 use rustix::time::{ClockId, clock_gettime};
+use tokio::time::{Instant, sleep_until};
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const CLOCK: ClockId = ClockId::Boottime;
@@ -37,5 +38,13 @@ impl Moment {
 
     fn since_boot(time: Duration) -> Self {
         Self(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
+    }
+}
+
+/// Waits until then; for ever when there is no such time.
+pub(crate) async fn at(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
+        None => pending().await,
     }
 }

@@ -23,16 +23,17 @@
 //! Nothing of the group outlives us, or the lease, when we are killed or stopped:
 //! see [`exec`] for the command and [`guardian`] for the rest.
 
-use std::{ffi::OsString, future::pending, time::Duration};
+use std::{ffi::OsString, time::Duration};
 
 use fencepost_client::{AcquireOptions, Client, Error, Guard, LostReason};
 use humantime::parse_duration;
 use rustix::process::Signal;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use self::job::{Change, Job};
 use crate::{
     acquire::{self, label},
+    clock::at,
     exit::{Exit, Failure},
     output,
     signals::{self, Signals},
@@ -351,12 +352,4 @@ fn after(time: Duration) -> Option<Instant> {
 
 fn passed(time: Option<Instant>) -> bool {
     time.is_some_and(|time| time <= Instant::now())
-}
-
-/// Waits until then; for ever when there is no such time.
-async fn at(time: Option<Instant>) {
-    match time {
-        Some(time) => sleep_until(time).await,
-        None => pending().await,
-    }
 }

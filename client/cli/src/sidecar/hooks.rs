@@ -49,7 +49,8 @@ impl Hooks {
         let running = Arc::clone(&self.running);
         async move {
             let Ok(mut children) = signal(SignalKind::child()) else {
-                return;
+                // What is left is not buried; that is no reason to end.
+                return pending().await;
             };
             while getpid().is_init() && children.recv().await.is_some() {
                 for orphan in children_of_ours() {

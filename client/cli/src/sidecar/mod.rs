@@ -28,7 +28,7 @@ use tokio::{
     net::TcpListener,
     sync::mpsc,
     task::JoinSet,
-    time::{Instant, sleep, sleep_until, timeout},
+    time::{Instant, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -38,6 +38,7 @@ use self::{
 };
 use crate::{
     acquire::{self, label},
+    clock::at,
     exit::{Exit, Failure},
     output,
     signals::Signals,
@@ -339,13 +340,5 @@ async fn refuse(orders: &mut mpsc::Receiver<Order>) -> Infallible {
             Some(order) => order.not_held(),
             None => pending().await,
         }
-    }
-}
-
-/// Waits until then; for ever when there is no such time.
-async fn at(time: Option<Instant>) {
-    match time {
-        Some(time) => sleep_until(time).await,
-        None => pending().await,
     }
 }
