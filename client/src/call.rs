@@ -222,6 +222,13 @@ impl Servers {
             // Of this round.
             let untried = self.channels.len() - attempt % self.channels.len();
             let limit = share(deadline, untried);
+            // A timer is late by up to a tick, and an answer may be faster.
+            if limit.is_zero() {
+                return Err(Failure {
+                    error: Error::TimedOut,
+                    maybe_done_before,
+                });
+            }
             let mut request = Request::new(message.clone());
             request.set_timeout(limit);
 
