@@ -96,13 +96,14 @@ export class Lease {
   async #release() {
     const { held, reason } = this;
     this.#end();
-    // Where a server has said that it is over, there is nothing to give back.
-    if (held || reason === "UNCONFIRMED" || reason === "CLOSED") {
-      await this.#servers.release(this.#key).catch((error) => {
-        if (held && !error.reason) throw error;
-        this.#lost.abort(error);
+    const servers = this.#servers;
+    if (held) {
+      await servers.release(this.#key).catch((error) => {
+        if (error.reason) this.#lost.abort(error);
+        throw error;
       });
-    }
+    // What we gave up ourselves a server may still know. Whoever hears that it is lost need not wait for that.
+    } else if (reason === "UNCONFIRMED" || reason === "CLOSED") servers.track(servers.release(this.#key)).catch(() => {});
     this.#lost.signal.throwIfAborted();
   }
   #lose(reason) {

@@ -1,0 +1,49 @@
+// What no real server does on demand: servers made up for it. The rest is tested by tests/polyglot.
+import assert from "node:assert/strict";
+import { after, test } from "node:test";
+import grpc from "@grpc/grpc-js";
+import { Client, LostError } from "./index.js";
+import { protos } from "./errors.js";
+
+const { LockService } = grpc.loadPackageDefinition(protos).fencepost.v1;
+const lockOf = ({ resource, owner }, ttl = 600) => {
+  const time = { seconds: 0, nanos: ttl * 1e6 };
+  return { resource, owner, fencing_token: "9007199254740991", acquired_at: time, expires_at: time, remaining: time, ttl: time };
+};
+const grants = ({ request }, answer) => answer(null, { acquired: true, lock: lockOf(request) });
+const hangs = () => {};
+
+const ends = [];
+after(() => ends.forEach((end) => end()));
+// A server with these handlers; the calls that it got are in `calls`.
+async function stub(handlers) {
+  const server = new grpc.Server(), calls = [];
+  const counted = (rpc, handler) => (call, answer) => { calls.push(rpc); handler(call, answer); };
+  server.addService(LockService.service, Object.fromEntries(Object.entries(handlers).map(([rpc, h]) => [rpc, counted(rpc, h)])));
+  const port = await new Promise((resolve, reject) => {
+    server.bindAsync("127.0.0.1:0", grpc.ServerCredentials.createInsecure(), (error, at) => error ? reject(error) : resolve(at));
+  });
+  ends.push(() => server.forceShutdown());
+  return { endpoint: `127.0.0.1:${port}`, calls };
+}
+function open(t, ...options) {
+  const client = new Client(...options);
+  t.after(() => client.close());
+  return client;
+}
+async function took(work) {
+  const from = performance.now();
+  await work;
+  return performance.now() - from;
+}
+
+test("release of a lost lease answers at once, and gives it back behind", async (t) => {
+  const server = await stub({ Acquire: grants, Release: hangs, Renew: hangs, KeepAlive: hangs });
+  const client = open(t, server.endpoint, { timeout: 1000 });
+  const lease = await client.acquire("r");
+  await new Promise((resolve) => lease.signal.addEventListener("abort", resolve));
+  assert.equal(lease.reason, "UNCONFIRMED");
+  assert(await took(assert.rejects(lease.release(), LostError)) < 100);
+  await client.close();
+  assert(server.calls.includes("Release"));
+});
