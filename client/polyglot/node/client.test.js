@@ -1,8 +1,8 @@
 // What no real server does on demand: servers made up for it. The rest is tested by tests/polyglot.
 import assert from "node:assert/strict";
-import { after, test } from "node:test";
+import { after, before, test } from "node:test";
 import grpc from "@grpc/grpc-js";
-import { Client, LostError } from "./index.js";
+import { Client, InvalidError, LostError } from "./index.js";
 import { protos } from "./errors.js";
 
 const { LockService } = grpc.loadPackageDefinition(protos).fencepost.v1;
@@ -37,6 +37,11 @@ async function took(work) {
   return performance.now() - from;
 }
 
+let healthy;
+before(async () => {
+  healthy = await stub({ Acquire: grants, Release: (_, answer) => answer(null, {}), KeepAlive: hangs });
+});
+
 test("release of a lost lease answers at once, and gives it back behind", async (t) => {
   const server = await stub({ Acquire: grants, Release: hangs, Renew: hangs, KeepAlive: hangs });
   const client = open(t, server.endpoint, { timeout: 1000 });
@@ -46,4 +51,14 @@ test("release of a lost lease answers at once, and gives it back behind", async 
   assert(await took(assert.rejects(lease.release(), LostError)) < 100);
   await client.close();
   assert(server.calls.includes("Release"));
+});
+
+test("times that are none name their field", async (t) => {
+  const client = open(t, healthy.endpoint);
+  for (const ttl of [15_000n, "15s", Number.NaN, null, {}]) {
+    await assert.rejects(client.acquire("r", { ttl }), (error) => error instanceof InvalidError && error.fields[0] === "ttl");
+  }
+  for (const wait of [1n, "1s", Number.NaN]) {
+    await assert.rejects(client.acquire("r", { wait }), (error) => error instanceof InvalidError && error.fields[0] === "wait");
+  }
 });

@@ -18,6 +18,10 @@ export class UnavailableError extends FencepostError {}
 
 export const ms = (time) => Number(time.seconds) * 1000 + time.nanos / 1e6; // of a Duration or a Timestamp
 export const lost = (reason) => new LostError(`the lease is over: ${reason}`, { reason });
+export function invalid(violations) {
+  const text = violations.map(({ field, description }) => `${field}: ${description}`).join("; ");
+  return new InvalidError(`invalid request: ${text}`, { fields: violations.map(({ field }) => field) });
+}
 const TERMINAL = ["LOCK_NOT_FOUND", "LOCK_EXPIRED", "NOT_OWNER", "TOKEN_SUPERSEDED", "TOKEN_UNKNOWN"];
 const REJECTED = [grpc.status.UNIMPLEMENTED, grpc.status.UNAUTHENTICATED, grpc.status.INVALID_ARGUMENT];
 
@@ -33,11 +37,7 @@ export function decode({ code, details: text, metadata }) {
   const message = `${reason ?? grpc.status[code]}: ${text}`;
   if (TERMINAL.includes(reason)) return lost(reason);
   if (reason === "REQUEST_SPENT") return new SpentError(message);
-  if (reason === "INVALID_REQUEST") {
-    const violations = unpack("google.rpc.BadRequest")?.field_violations ?? [];
-    const text = violations.map(({ field, description }) => `${field}: ${description}`).join("; ");
-    return new InvalidError(`invalid request: ${text}`, { fields: violations.map(({ field }) => field) });
-  }
+  if (reason === "INVALID_REQUEST") return invalid(unpack("google.rpc.BadRequest")?.field_violations ?? []);
   const heard = !REJECTED.includes(code), retryable = heard && reason !== "INTERNAL";
   const wish = unpack("google.rpc.RetryInfo")?.retry_delay, retryDelay = wish ? ms(wish) : undefined;
   return new UnavailableError(message, { retryable, maybeDone: heard && reason !== "OVERLOADED", retryDelay });

@@ -3,7 +3,7 @@ import { randomBytes, randomUUID } from "node:crypto";
 import { hostname, uptime } from "node:os";
 import { setTimeout as sleep } from "node:timers/promises";
 import grpc from "@grpc/grpc-js";
-import { LostError, RefusedError, SpentError, UnavailableError, decode, lost, ms, protos } from "./errors.js";
+import { LostError, RefusedError, SpentError, UnavailableError, decode, invalid, lost, ms, protos } from "./errors.js";
 export { FencepostError, InvalidError, LostError, RefusedError, SpentError, UnavailableError } from "./errors.js";
 const { LockService } = grpc.loadPackageDefinition(protos).fencepost.v1;
 
@@ -195,6 +195,9 @@ export class Client {
   }
   async acquire(resource, options) { return this.#servers.track(this.#acquire(resource, options)); }
   async #acquire(resource, { ttl = 30_000, wait = 0, owner, requestId, labels, signal } = {}) {
+    for (const [field, time] of Object.entries({ ttl, wait })) {
+      if (!(typeof time === "number" && time >= 0)) throw invalid([{ field, description: "not a number of milliseconds" }]);
+    }
     const servers = this.#servers, until = now() + wait, left = () => Math.max(0, until - now());
     const request = {
       resource, labels, ttl: { seconds: Math.floor(ttl / 1000), nanos: Math.floor((ttl % 1000) * 1e6) },
