@@ -1,5 +1,6 @@
 // What no real server does on demand: servers made up for it. The rest is tested by tests/polyglot.
 import assert from "node:assert/strict";
+import http2 from "node:http2";
 import { after, before, test } from "node:test";
 import grpc from "@grpc/grpc-js";
 import { Client, InvalidError, LostError } from "./index.js";
@@ -15,6 +16,9 @@ const hangs = () => {};
 
 const ends = [];
 after(() => ends.forEach((end) => end()));
+const listen = (server) => new Promise((resolve) => {
+  server.listen(0, "127.0.0.1", () => resolve(`127.0.0.1:${server.address().port}`));
+});
 // A server with these handlers; the calls that it got are in `calls`.
 async function stub(handlers) {
   const server = new grpc.Server(), calls = [];
@@ -25,6 +29,15 @@ async function stub(handlers) {
   });
   ends.push(() => server.forceShutdown());
   return { endpoint: `127.0.0.1:${port}`, calls };
+}
+// Says that all went well, and nothing else.
+async function silent() {
+  const server = http2.createServer();
+  server.on("stream", (stream) => {
+    stream.respond({ ":status": 200, "content-type": "application/grpc", "grpc-status": "0" }, { endStream: true });
+  });
+  ends.push(() => server.close());
+  return listen(server);
 }
 function open(t, ...options) {
   const client = new Client(...options);
@@ -37,9 +50,10 @@ async function took(work) {
   return performance.now() - from;
 }
 
-let healthy;
+let healthy, foreign;
 before(async () => {
   healthy = await stub({ Acquire: grants, Release: (_, answer) => answer(null, {}), KeepAlive: hangs });
+  foreign = await stub({}); // another service's: UNIMPLEMENTED
 });
 
 test("release of a lost lease answers at once, and gives it back behind", async (t) => {
@@ -51,6 +65,33 @@ test("release of a lost lease answers at once, and gives it back behind", async 
   assert(await took(assert.rejects(lease.release(), LostError)) < 100);
   await client.close();
   assert(server.calls.includes("Release"));
+});
+
+test("a server that is no Fencepost does not hide one", async (t) => {
+  const client = open(t, [foreign.endpoint, healthy.endpoint]);
+  await (await client.acquire("r")).release();
+
+  const nowhere = open(t, [foreign.endpoint, foreign.endpoint]);
+  const refused = assert.rejects(nowhere.acquire("r", { wait: 5000 }), { name: "UnavailableError", retryable: false });
+  assert(await took(refused) < 1000);
+});
+
+test("a stream that one server does not know is opened at the next", async (t) => {
+  const server = await stub({ Acquire: grants, Release: (_, answer) => answer(null, {}), KeepAlive: hangs });
+  const client = open(t, [foreign.endpoint, server.endpoint]);
+  const lease = await client.acquire("r");
+  while (lease.held && !server.calls.includes("KeepAlive")) await new Promise((resolve) => setTimeout(resolve, 5));
+  assert(lease.held);
+  await lease.release();
+});
+
+test("an answer without a message may have happened, and is asked for again", async (t) => {
+  const endpoint = await silent();
+  const client = open(t, [endpoint, healthy.endpoint]);
+  await (await client.acquire("r")).release();
+
+  const alone = open(t, endpoint, { timeout: 300 });
+  await assert.rejects(alone.acquire("r", { owner: "o" }), { name: "UnavailableError", retryable: true, maybeDone: true });
 });
 
 test("times that are none name their field", async (t) => {

@@ -38,7 +38,7 @@ export function decode({ code, details: text, metadata }) {
   if (TERMINAL.includes(reason)) return lost(reason);
   if (reason === "REQUEST_SPENT") return new SpentError(message);
   if (reason === "INVALID_REQUEST") return invalid(unpack("google.rpc.BadRequest")?.field_violations ?? []);
-  const heard = !REJECTED.includes(code), retryable = heard && reason !== "INTERNAL";
+  const rejected = REJECTED.includes(code), retryable = !rejected && reason !== "INTERNAL";
   const wish = unpack("google.rpc.RetryInfo")?.retry_delay, retryDelay = wish ? ms(wish) : undefined;
-  return new UnavailableError(message, { retryable, maybeDone: heard && reason !== "OVERLOADED", retryDelay });
+  return new UnavailableError(message, { rejected, retryable, maybeDone: !rejected && reason !== "OVERLOADED", retryDelay });
 }

@@ -15,7 +15,7 @@ function now() {
   ahead = Math.max(ahead, process.platform === "linux" ? uptime() * 1000 - awake : 0);
   return awake + ahead;
 }
-const backoff = (tries) => Math.max(2, Math.random() * Math.min(1000, 10 * 2 ** Math.min(tries, 10))); // full jitter
+const backoff = (tries, longest = 1000) => Math.max(2, Math.random() * Math.min(longest, 10 * 2 ** tries)); // full jitter
 const usable = (lock) => lock?.fencing_token > 0 && lock.remaining && lock.ttl && lock.expires_at;
 
 class Servers {
@@ -36,19 +36,23 @@ class Servers {
     this.pending.add(done);
     return done;
   }
-  // Asks the servers in turn until one answers or the time is over. One that hangs leaves the others their share of it.
+  // Asks the servers in turn until one answers or the time is over. One that hangs leaves the others their share of it;
+  // one that is no Fencepost (a proxy's default backend) does not hide them, and only when all are none is that the answer.
   // A signal ends the try under way; stop lets it end, and is for what must know its answer.
   async call(rpc, request, budget, signal, stop) {
     const end = now() + budget, first = this.callsAt, count = this.calls.length;
-    for (let tries = 0, maybeDone = false; ; ) {
+    for (let tries = 0, rejections = 0, maybeDone = false; ; ) {
       const at = (first + tries) % count, untried = count - (tries % count), sent = now();
       const deadline = Date.now() + (end - sent) / untried;
       try {
         const answer = await new Promise((resolve, reject) => {
+          let message;
           const cancel = () => call.cancel();
-          const call = this.calls[at][rpc](request, { deadline }, (error, answer) => {
+          const call = this.calls[at][rpc](request, { deadline }, (_, answer) => (message = answer));
+          // Not the callback: it calls an OK without a message UNIMPLEMENTED, and so not done.
+          call.on("status", (status) => {
             signal?.removeEventListener("abort", cancel);
-            error ? reject(decode(error)) : resolve(answer);
+            message ? resolve(message) : reject(decode(status));
           });
           signal?.addEventListener("abort", cancel);
         });
@@ -57,8 +61,10 @@ class Servers {
         return { answer, sent };
       } catch (error) {
         error.maybeDone = maybeDone ||= error.maybeDone ?? false; // by this try or by one before it
+        rejections = error.rejected ? rejections + 1 : 0;
+        const another = error.retryable || (rejections > 0 && rejections < count);
         const pause = ++tries % count ? 0 : backoff(2 + tries / count) + (error.retryDelay ?? 0);
-        if (!error.retryable || now() + pause + budget / 20 >= end) throw error; // no time for another one
+        if (!another || now() + pause + budget / 20 >= end) throw error; // no time for another one
         await sleep(pause, undefined, { signal: stop }).catch(() => { throw error; });
       }
     }
@@ -161,11 +167,10 @@ export class Lease {
       if (call === this.#opening) this.#opening = undefined;
       else if (call === this.#stream) this.#stream = undefined;
       else return; // another one took over
-      const { reason, retryable } = decode(status);
+      const { reason, retryable } = decode(status), longest = retryable ? 1000 : 30_000;
       if (reason) return this.#lose(reason);
       if (servers.streamsAt === at) servers.streamsAt = (at + 1) % servers.streams.length; // unless another has said so
-      this.#failures++;
-      if (!this.#opening) this.#openAt = now() + (retryable ? backoff(this.#failures) : 30_000);
+      if (!this.#opening) this.#openAt = now() + backoff(++this.#failures, longest);
       this.#tick();
     });
     call.on("data", ({ lock, stream_remaining }) => {
