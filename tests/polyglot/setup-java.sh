@@ -1,12 +1,12 @@
 #!/bin/sh
-# Installs what the Java helper and its agent need, from the distribution, generates the stubs and
+# Installs what the Java helper, its test and its agent need, from the distribution, generates the stubs and
 # compiles, into target/polyglot/java. Quick when nothing is to do; exits 3 when it cannot be had.
 set -eu
 
 cd "$(dirname "$0")/../.."
 out=target/polyglot/java
 jars=/usr/share/java
-helper=client/polyglot/java/src/main/java
+helper=client/polyglot/java/src
 agent=tests/polyglot/agents/java
 packages="openjdk-17-jdk-headless libgrpc-java libprotobuf-java protobuf-compiler protobuf-compiler-grpc-java-plugin
   libgoogle-common-protos-java libnetty-java libperfmark-java libguava-java libgoogle-gson-java

@@ -10,6 +10,7 @@ import com.google.protobuf.util.JsonFormat;
 import com.google.rpc.BadRequest;
 import com.google.rpc.ErrorInfo;
 import fencepost.LockClient;
+import fencepost.LockClient.Kind;
 import fencepost.LockClient.Lease;
 import fencepost.LockClient.LockException;
 import fencepost.LockClient.LostException;
@@ -247,7 +248,7 @@ public final class Agent {
 
     private static JsonObject failure(LockException failed) {
         JsonObject answer = new JsonObject();
-        answer.addProperty("outcome", failed.kind.name().toLowerCase());
+        answer.addProperty("outcome", (failed.kind == Kind.REJECTED ? Kind.UNAVAILABLE : failed.kind).name().toLowerCase());
         switch (failed.kind) {
             case REFUSED -> {
                 answer.addProperty("holder", failed.holder.getOwner());

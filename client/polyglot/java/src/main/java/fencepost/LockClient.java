@@ -12,6 +12,7 @@ import java.time.Duration;
 import java.util.*;
 import java.util.concurrent.*;
 import java.util.concurrent.atomic.AtomicLong;
+import java.util.function.*;
 
 /** Takes locks. All leases of a client share one thread, and two connections to a server. */
 public final class LockClient implements AutoCloseable {
@@ -28,8 +29,11 @@ public final class LockClient implements AutoCloseable {
     }
     /** Work under a lock. */
     public interface Work<T> { T run(Lease lease) throws Exception; }
-    /** REFUSED: another has the lock. UNAVAILABLE: it may have happened. INVALID: no repetition helps. SPENT: use a new request id. */
-    public enum Kind { REFUSED, LOST, UNAVAILABLE, INVALID, SPENT }
+    /**
+     * REFUSED: another has the lock. UNAVAILABLE: it may have happened. INVALID: no repetition helps. SPENT: use a new request id.
+     * REJECTED: no server takes such calls, at least not from you; is it Fencepost?
+     */
+    public enum Kind { REFUSED, LOST, UNAVAILABLE, INVALID, SPENT, REJECTED }
     /** Why there is no lock. {@code holder}, when REFUSED: who has it. {@code fields}, when INVALID: which, where the server said so. */
     public static class LockException extends RuntimeException {
         public final Kind kind;
@@ -48,7 +52,7 @@ public final class LockClient implements AutoCloseable {
     }
     private static final long SECOND = 1_000_000_000, CALL = 5 * SECOND; // for one call, at all servers
     private static final Set<String> LOST = Set.of("LOCK_NOT_FOUND", "LOCK_EXPIRED", "NOT_OWNER", "TOKEN_SUPERSEDED", "TOKEN_UNKNOWN");
-    private static final Set<String> NEVER = Set.of("INVALID_ARGUMENT", "UNIMPLEMENTED", "UNAUTHENTICATED"); // codes no repetition mends
+    private static final Set<String> REJECTED = Set.of("INVALID_ARGUMENT", "UNIMPLEMENTED", "UNAUTHENTICATED");
     private static final Metadata.Key<byte[]> DETAILS = Metadata.Key.of("grpc-status-details-bin", Metadata.BINARY_BYTE_MARSHALLER);
     private static final AtomicLong SLEPT = new AtomicLong(uptime() - System.nanoTime());
     private final ScheduledThreadPoolExecutor loop = new ScheduledThreadPoolExecutor(1, LockClient::daemon);
@@ -62,7 +66,7 @@ public final class LockClient implements AutoCloseable {
         this(endpoint -> ManagedChannelBuilder.forTarget(endpoint.replaceFirst("^http://", "")).usePlaintext(), endpoints);
     }
     /** The same with channels of your own making, such as with TLS. */
-    public LockClient(java.util.function.Function<String, ManagedChannelBuilder<?>> channel, String... endpoints) {
+    public LockClient(Function<String, ManagedChannelBuilder<?>> channel, String... endpoints) {
         if (endpoints.length == 0) throw new IllegalArgumentException("no endpoint");
         loop.setRemoveOnCancelPolicy(true);
         for (var channels : List.of(calls, streams)) for (String endpoint : endpoints)
@@ -80,15 +84,15 @@ public final class LockClient implements AutoCloseable {
         try {
             for (int tries = 1; ; tries++) {
                 if (isClosed()) throw new IllegalStateException("the client is closed");
-                boolean before = unheard;
-                long sent = now(), pause = jitter(tries);
+                var call = new Call<>(LockServiceGrpc.getAcquireMethod(), request.build(), end, () -> isClosed() || going.isDone());
+                long pause = jitter(tries, SECOND);
                 LockException error;
                 try {
                     unheard = true; // until an answer says otherwise: also when this thread is interrupted
-                    var answer = call(LockServiceGrpc.getAcquireMethod(), request.build(), end - sent).get();
+                    var answer = call.get();
                     unheard = false;
                     if (answer.getAcquired()) {
-                        Lease lease = new Lease(answer.getLock(), sent);
+                        Lease lease = new Lease(answer.getLock(), call.sent);
                         if (lease.isHeld() && lease.keep()) return lease;
                         lease.end();
                         if (isClosed()) throw new IllegalStateException("the client is closed");
@@ -96,13 +100,13 @@ public final class LockClient implements AutoCloseable {
                     }
                     error = new LockException(Kind.REFUSED, "held by " + answer.getHolder().getOwner(), null, answer.getHolder(), List.of());
                     if (once) throw error;
-                    pause = Math.min(pause, nanos(error.holder.getRemaining()) + jitter(1)); // not all at the same time
+                    pause = Math.min(pause, nanos(error.holder.getRemaining()) + jitter(1, SECOND)); // not all at the same time
                 } catch (ExecutionException failed) {
                     error = (LockException) failed.getCause();
-                    unheard = error.kind == Kind.UNAVAILABLE || before && error.kind != Kind.SPENT;
-                    if (error.kind == Kind.SPENT && options.requestId == null) request.setRequestId(newId());
-                    else if (error.kind != Kind.UNAVAILABLE) throw error;
-                    else if (tries % calls.size() > 0) pause = 0; // another server may do it
+                    unheard = call.unheard && error.kind != Kind.SPENT;
+                    if (isClosed()) continue; // to say so
+                    if (error.kind != Kind.SPENT || options.requestId != null) throw error;
+                    request.setRequestId(newId());
                 }
                 long left = end - now();
                 boolean over = left < pause + SECOND / 20; // no time for another answer
@@ -110,10 +114,19 @@ public final class LockClient implements AutoCloseable {
                 if (over) throw error;
             }
         } finally {
-            if (unheard && ours) track(call(LockServiceGrpc.getAcquireMethod(), request.build(), CALL).thenCompose(found -> // by the same
-                    found.getAcquired() ? new Lease(found.getLock(), now()).end() : CompletableFuture.completedFuture(null))); // id: ours
+            if (unheard && ours) undo(request.build());
             going.complete(null);
         }
+    }
+    /** Asks what became of a try that nobody heard of, and gives back what it got: by the same id it is ours. */
+    private void undo(AcquireRequest request) {
+        long end = now() + CALL;
+        track(new Call<>(LockServiceGrpc.getAcquireMethod(), request, end, () -> false).thenCompose(found ->
+                found.getAcquired() ? giveBack(found.getLock(), end) : CompletableFuture.completedFuture(null)));
+    }
+    private CompletableFuture<ReleaseResponse> giveBack(Lock lock, long end) {
+        return new Call<>(LockServiceGrpc.getReleaseMethod(), ReleaseRequest.newBuilder().setResource(lock.getResource())
+                .setOwner(lock.getOwner()).setFencingToken(lock.getFencingToken()).build(), end, () -> false);
     }
     /** Runs {@code work} under the lock in this thread, which is interrupted when the lease is lost; gives back afterwards. */
     public <T> T withLock(String resource, Options options, Work<T> work) throws Exception {
@@ -146,31 +159,55 @@ public final class LockClient implements AutoCloseable {
         if (isClosed()) return;
         closed.countDown();
         var held = List.copyOf(leases);
-        held.forEach(lease -> lease.lose("CLOSED"));
-        held.stream().map(Lease::end).toList().forEach(ended -> ended.exceptionally(failed -> null).join());
-        for (long end = now() + 2 * SECOND, left; !pending.isEmpty() && (left = end - now()) > 0; )
+        held.forEach(lease -> lease.lose("CLOSED")); // all of them before the first is free
+        held.forEach(Lease::end);
+        for (long end = now() + CALL, left; !pending.isEmpty() && (left = end - now()) > 0; ) // one may begin another
             CompletableFuture.allOf(pending.toArray(CompletableFuture[]::new)).exceptionally(failed -> null)
                     .completeOnTimeout(null, left, NANOSECONDS).join();
         for (var channels : List.of(calls, streams)) channels.forEach(ManagedChannel::shutdownNow);
         loop.schedule(loop::shutdownNow, 1, SECONDS); // the channels end on it
     }
-    /** Asks the preferred server, for its share of the time: when that fails, the next try is another one's. */
-    private <Q, A> CompletableFuture<A> call(MethodDescriptor<Q, A> method, Q request, long time) {
-        var result = new CompletableFuture<A>();
-        int server = preferred;
-        var limit = CallOptions.DEFAULT.withDeadlineAfter(Math.min(CALL, time) / calls.size(), NANOSECONDS);
-        try {
-            ClientCalls.asyncUnaryCall(calls.get(server).newCall(method, limit), request, new StreamObserver<A>() {
-                @Override public void onNext(A answer) { result.complete(answer); }
-                @Override public void onCompleted() {}
-                @Override public void onError(Throwable thrown) { result.completeExceptionally(failure(calls, server, thrown)); }
-            });
-        } catch (RuntimeException | Error broken) { // later, as any answer
-            loop.execute(() -> result.completeExceptionally(failure(calls, server, broken)));
+    /**
+     * One call, at one server after the other until one answers or the time is over. A server that hangs leaves the others their share
+     * of it; one that is no Fencepost (a proxy's default backend) does not hide them. After the start, on the client's thread alone.
+     */
+    private final class Call<Q, A> extends CompletableFuture<A> implements StreamObserver<A> {
+        final MethodDescriptor<Q, A> method;
+        final Q request;
+        final long end;
+        final BooleanSupplier stopped;
+        int server = preferred, tries, rejections;
+        long sent;
+        boolean unheard; // whether a try may have had its effect
+        Call(MethodDescriptor<Q, A> method, Q request, long end, BooleanSupplier stopped) {
+            this.method = method; this.request = request; this.end = end; this.stopped = stopped;
+            loop.execute(this::send);
         }
-        return result;
+        void send() {
+            sent = now();
+            int untried = calls.size() - tries++ % calls.size();
+            var limit = CallOptions.DEFAULT.withDeadlineAfter(Math.min(CALL, end - sent) / untried, NANOSECONDS);
+            try { ClientCalls.asyncUnaryCall(calls.get(server).newCall(method, limit), request, this); }
+            catch (RuntimeException | Error broken) { unheard = true; completeExceptionally(failure(calls, server, broken)); }
+        }
+        @Override public void onNext(A answer) { complete(answer); }
+        @Override public void onCompleted() { onError(new IOException("an answer without a message")); }
+        @Override public void onError(Throwable thrown) {
+            if (isDone()) return;
+            LockException error = failure(calls, server, thrown);
+            boolean done = unheard && request instanceof ReleaseRequest && error instanceof LostException over
+                    && over.reason.equals("LOCK_NOT_FOUND"); // by a try before
+            unheard |= error.kind == Kind.UNAVAILABLE;
+            rejections = error.kind == Kind.REJECTED ? rejections + 1 : 0;
+            server = (server + 1) % calls.size();
+            long pause = tries % calls.size() > 0 ? 0 : jitter(tries / calls.size(), SECOND);
+            boolean another = rejections > 0 ? rejections < calls.size() : error.kind == Kind.UNAVAILABLE;
+            if (done) complete(null);
+            else if (!another || stopped.getAsBoolean() || end - now() < pause + SECOND / 20) completeExceptionally(error);
+            else loop.schedule(this::send, pause, NANOSECONDS);
+        }
     }
-    /** By the reason of our own ErrorInfo; of all codes only those that no repetition mends. A proxy's NOT_FOUND ends no lease. */
+    /** By the reason of our own ErrorInfo; of bare codes only those that no repetition mends. A proxy's NOT_FOUND ends no lease. */
     private LockException failure(List<ManagedChannel> channels, int server, Throwable thrown) {
         String reason = "", code = io.grpc.Status.fromThrowable(thrown).getCode().name();
         List<String> fields = new ArrayList<>();
@@ -184,9 +221,12 @@ public final class LockClient implements AutoCloseable {
             }
         } catch (IOException garbled) { reason = ""; }
         if (LOST.contains(reason)) return new LostException(reason, thrown);
-        boolean never = NEVER.contains(code) || reason.equals("INTERNAL");
-        Kind kind = reason.equals("REQUEST_SPENT") ? Kind.SPENT : never ? Kind.INVALID : Kind.UNAVAILABLE;
-        if (kind == Kind.UNAVAILABLE && preferred == server) preferred = (server + 1) % calls.size();
+        Kind kind = switch (reason) {
+            case "REQUEST_SPENT" -> Kind.SPENT;
+            case "INVALID_REQUEST", "INTERNAL" -> Kind.INVALID;
+            default -> REJECTED.contains(code) ? Kind.REJECTED : Kind.UNAVAILABLE;
+        };
+        if ((kind == Kind.UNAVAILABLE || kind == Kind.REJECTED) && preferred == server) preferred = (server + 1) % calls.size();
         channels.get(server).resetConnectBackoff(); // grpc's own grows to two minutes
         return new LockException(kind, thrown.getMessage(), thrown, null, fields);
     }
@@ -201,9 +241,9 @@ public final class LockClient implements AutoCloseable {
     }
     private static long nanos(Duration time) { return Math.min(time.getSeconds(), 1L << 32) * SECOND + time.getNano(); }
     private static long nanos(com.google.protobuf.Duration time) { return nanos(Duration.ofSeconds(time.getSeconds(), time.getNanos())); }
-    /** At random up to a bound that doubles from 20 ms to 1 s ("full jitter"). */
-    private static long jitter(int tries) {
-        return SECOND / 500 + ThreadLocalRandom.current().nextLong(Math.min(SECOND, SECOND / 50 << Math.min(tries - 1, 9)));
+    /** At random up to a bound that doubles from 20 ms ("full jitter"). */
+    private static long jitter(int tries, long most) {
+        return SECOND / 500 + ThreadLocalRandom.current().nextLong(Math.min(most, SECOND / 50 << Math.min(tries - 1, 11)));
     }
     private static String newId() { return UUID.randomUUID().toString(); }
     private static String uniqueOwner() {
@@ -217,7 +257,7 @@ public final class LockClient implements AutoCloseable {
     public final class Lease implements AutoCloseable {
         private final Lock lock;
         private final CompletableFuture<String> lost = new CompletableFuture<>();
-        private CompletableFuture<Object> ended; // since it is given back
+        private CompletableFuture<ReleaseResponse> ended; // since it is given back
         private volatile long until; // not 0 for 'unset', nor any other time here: nanoTime may be negative
         private final List<Stream> open = new ArrayList<>(); // from here on for the client's thread alone
         private long openAt, renewAt;
@@ -260,24 +300,15 @@ public final class LockClient implements AutoCloseable {
             loop.execute(this::tick);
             return true;
         }
-        private synchronized CompletableFuture<Object> end() {
+        private synchronized CompletableFuture<ReleaseResponse> end() {
             if (ended != null) return ended;
-            String reason = isHeld() ? "" : lost.join();
-            ended = track(new CompletableFuture<>());
-            if (Set.of("", "UNCONFIRMED", "CLOSED").contains(reason)) giveBack(1, now() + CALL); // alive for all that the server knows
-            else ended.complete(null);
+            long limit = now() + CALL; // for one that is held no later than it runs out
+            if (isHeld()) ended = track(giveBack(lock, Math.min(limit, until)));
+            else if (Set.of("UNCONFIRMED", "CLOSED").contains(lost.join())) ended = track(giveBack(lock, limit)); // a server may know it yet
+            else ended = CompletableFuture.completedFuture(null);
             leases.remove(this);
             loop.execute(this::tick);
             return ended;
-        }
-        private void giveBack(int tries, long end) {
-            call(LockServiceGrpc.getReleaseMethod(), ReleaseRequest.newBuilder().setResource(lock.getResource()).setOwner(owner())
-                    .setFencingToken(fencingToken()).build(), end - now()).whenComplete((answer, error) -> {
-                boolean before = tries > 1 && error instanceof LostException over && over.reason.equals("LOCK_NOT_FOUND");
-                if (error == null || before) ended.complete(answer);
-                else if (((LockException) error).kind != Kind.UNAVAILABLE || end - now() < SECOND / 20) ended.completeExceptionally(error);
-                else loop.schedule(() -> giveBack(tries + 1, end), jitter(tries), NANOSECONDS);
-            });
         }
         /** Prolongs the lease, never shortens it, and not once it is over. */
         private synchronized void confirm(long seen, long end, Lock renewed) {
@@ -291,10 +322,12 @@ public final class LockClient implements AutoCloseable {
         }
         /** Later than streams do, which is after a third. */
         private static long renewal(long seen, Lock renewed) { return seen + Math.min(nanos(renewed.getTtl()) / 5 * 2, 30 * SECOND); }
-        /** A failure is not a loss, unless a server says so. Returns when to try again. */
-        private long failed(Throwable error) {
+        /** A failure is not a loss, unless a server says so. Returns when to try again: the less often, the less use it is. */
+        private long failed(LockException error) {
             if (error instanceof LostException over) lose(over.reason);
-            return now() + (((LockException) error).kind == Kind.UNAVAILABLE ? Math.min(jitter(++failures), (until - now()) / 4) : 30 * SECOND);
+            failures++;
+            if (error.kind != Kind.UNAVAILABLE) return now() + jitter(failures, 30 * SECOND);
+            return now() + Math.min(jitter(failures, SECOND), (until - now()) / 4);
         }
         /** Does what is due and comes back for the rest; each second at least, since timers stand still while a machine sleeps. */
         private void tick() {
@@ -319,13 +352,14 @@ public final class LockClient implements AutoCloseable {
                 openAt = Long.MAX_VALUE; // until that one has spoken, or failed
             } catch (RuntimeException | Error broken) { openAt = failed(failure(streams, server, broken)); }
         }
-        /** By a call, when the streams are late. Each try has a quarter of what is left, so that there are others. */
+        /** By a call, when the streams are late. It has a quarter of what is left, so that there are others. */
         private void renew(long now) {
             renewAt = Long.MAX_VALUE;
-            call(LockServiceGrpc.getRenewMethod(), RenewRequest.newBuilder().setResource(lock.getResource()).setOwner(owner())
-                    .setFencingToken(fencingToken()).build(), (until - now) / 4).whenComplete((answer, error) -> {
-                if (error == null) confirm(now, now + nanos(answer.getLock().getRemaining()), answer.getLock());
-                else renewAt = failed(error);
+            var call = new Call<>(LockServiceGrpc.getRenewMethod(), RenewRequest.newBuilder().setResource(lock.getResource()).setOwner(owner())
+                    .setFencingToken(fencingToken()).build(), now + (until - now) / 4, () -> !isHeld());
+            call.whenComplete((answer, error) -> {
+                if (error == null) confirm(call.sent, call.sent + nanos(answer.getLock().getRemaining()), answer.getLock());
+                else renewAt = failed((LockException) error);
                 tick();
             });
         }
