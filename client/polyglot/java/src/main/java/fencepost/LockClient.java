@@ -39,6 +39,7 @@ public final class LockClient implements AutoCloseable {
         public final Kind kind;
         public final transient Holder holder;
         public final List<String> fields;
+        private long retryDelay; // for how long the server wants to be left alone
         LockException(Kind kind, String message, Throwable cause, Holder holder, List<String> fields) {
             super(kind + ": " + message, cause);
             this.kind = kind; this.holder = holder; this.fields = fields;
@@ -200,7 +201,7 @@ public final class LockClient implements AutoCloseable {
             unheard |= error.kind == Kind.UNAVAILABLE;
             rejections = error.kind == Kind.REJECTED ? rejections + 1 : 0;
             server = (server + 1) % calls.size();
-            long pause = tries % calls.size() > 0 ? 0 : jitter(tries / calls.size(), SECOND);
+            long pause = tries % calls.size() > 0 ? 0 : error.retryDelay + jitter(tries / calls.size(), SECOND);
             boolean another = rejections > 0 ? rejections < calls.size() : error.kind == Kind.UNAVAILABLE;
             if (done) complete(null);
             else if (!another || stopped.getAsBoolean() || end - now() < pause + SECOND / 20) completeExceptionally(error);
@@ -211,12 +212,14 @@ public final class LockClient implements AutoCloseable {
     private LockException failure(List<ManagedChannel> channels, int server, Throwable thrown) {
         String reason = "", code = io.grpc.Status.fromThrowable(thrown).getCode().name();
         List<String> fields = new ArrayList<>();
+        long retryDelay = 0;
         Metadata trailers = io.grpc.Status.trailersFromThrowable(thrown);
         byte[] details = trailers == null ? null : trailers.get(DETAILS);
         try {
             if (details != null) for (var any : com.google.rpc.Status.parseFrom(details).getDetailsList()) {
                 ErrorInfo info = any.is(ErrorInfo.class) ? any.unpack(ErrorInfo.class) : ErrorInfo.getDefaultInstance();
                 if (info.getDomain().equals("fencepost")) reason = info.getReason();
+                if (any.is(RetryInfo.class)) retryDelay = nanos(any.unpack(RetryInfo.class).getRetryDelay());
                 if (any.is(BadRequest.class)) any.unpack(BadRequest.class).getFieldViolationsList().forEach(bad -> fields.add(bad.getField()));
             }
         } catch (IOException garbled) { reason = ""; }
@@ -228,7 +231,9 @@ public final class LockClient implements AutoCloseable {
         };
         if ((kind == Kind.UNAVAILABLE || kind == Kind.REJECTED) && preferred == server) preferred = (server + 1) % calls.size();
         channels.get(server).resetConnectBackoff(); // grpc's own grows to two minutes
-        return new LockException(kind, thrown.getMessage(), thrown, null, fields);
+        LockException error = new LockException(kind, thrown.getMessage(), thrown, null, fields);
+        error.retryDelay = retryDelay;
+        return error;
     }
     /** nanoTime stands still while the machine sleeps. On Linux /proc/uptime does not, and tells for how long that was. */
     private static long now() {

@@ -3,6 +3,9 @@ package fencepost;
 import static java.util.concurrent.TimeUnit.MILLISECONDS;
 import static java.util.concurrent.TimeUnit.SECONDS;
 
+import com.google.protobuf.Any;
+import com.google.rpc.ErrorInfo;
+import com.google.rpc.RetryInfo;
 import fencepost.LockClient.Kind;
 import fencepost.LockClient.Lease;
 import fencepost.LockClient.LockException;
@@ -17,6 +20,7 @@ import io.grpc.ServerServiceDefinition;
 import io.grpc.Status;
 import io.grpc.inprocess.InProcessChannelBuilder;
 import io.grpc.inprocess.InProcessServerBuilder;
+import io.grpc.protobuf.StatusProto;
 import io.grpc.stub.StreamObserver;
 import java.lang.reflect.InvocationTargetException;
 import java.lang.reflect.Method;
@@ -128,6 +132,22 @@ public final class LockClientTest {
         try (LockClient client = client(new Foreign(), new Foreign())) {
             fails(Kind.REJECTED, 1000, () -> client.acquire("r", ttl(30_000, 5000)));
         }
+    }
+
+    public void testAServerThatWantsToBeLeftAloneIs() throws Exception {
+        Healthy drained = new Healthy() {
+            @Override void acquire(AcquireRequest request, StreamObserver<AcquireResponse> out, int nth) {
+                var wish = com.google.protobuf.Duration.newBuilder().setNanos(500_000_000);
+                var status = com.google.rpc.Status.newBuilder().setCode(Status.Code.UNAVAILABLE.value())
+                        .addDetails(Any.pack(ErrorInfo.newBuilder().setDomain("fencepost").setReason("DRAINING").build()))
+                        .addDetails(Any.pack(RetryInfo.newBuilder().setRetryDelay(wish).build()));
+                out.onError(StatusProto.toStatusRuntimeException(status.build()));
+            }
+        };
+        try (LockClient client = client(drained)) {
+            fails(Kind.UNAVAILABLE, 1500, () -> client.acquire("r", owned(900)));
+        }
+        check(drained.acquires.get() <= 2, drained.acquires + " tries");
     }
 
     public void testAGrantWhoseAnswerIsLostIsGivenBack() throws Exception {
