@@ -116,12 +116,12 @@ public final class Agent {
                 }
             }
             case "release" -> {
-                leases.remove(as).close();
+                leases.remove(as).release();
                 answer.addProperty("outcome", "released");
             }
             case "release_many" -> {
                 List<Future<Lease>> asked = new ArrayList<>();
-                for (Lease lease : many.remove(as)) asked.add(pool.submit(lease::close, lease));
+                for (Lease lease : many.remove(as)) asked.add(pool.submit(lease::release, lease));
                 answer.addProperty("released", finished(asked).size());
             }
             case "work" -> answer.addProperty("token", work(as, command));

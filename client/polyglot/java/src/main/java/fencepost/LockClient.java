@@ -291,12 +291,16 @@ public final class LockClient implements AutoCloseable {
         public void check() { if (!isHeld()) throw new LostException(lost.getNow("LOCK_NOT_FOUND"), null); }
         /** Completed with the reason when the lease is lost before it is closed; what follows on it never runs on the client's thread. */
         public CompletionStage<String> lost() { return lost.thenApplyAsync(reason -> reason); }
-        /** Gives the lock back; where no server can be told, it runs out. Throws {@link LostException} when it was lost before. */
-        @Override public void close() {
+        /** Gives the lock back. Throws {@link LostException} when it was lost before; UNAVAILABLE when no server could be told: it runs out. */
+        public void release() {
             var back = end();
             try { if (!lost.isDone()) back.join(); }
-            catch (CompletionException failed) { if (failed.getCause() instanceof LostException over) throw over; }
+            catch (CompletionException failed) { throw (LockException) failed.getCause(); }
             if (lost.isDone()) throw new LostException(lost.join(), null);
+        }
+        /** The same at the end of a block: a loss is thrown there as well, but not that a lock has to run out. */
+        @Override public void close() {
+            try { release(); } catch (LockException failed) { if (failed.kind == Kind.LOST) throw failed; }
         }
         private synchronized void lose(String reason) { if (ended == null) lost.complete(reason); }
         private boolean keep() {

@@ -195,6 +195,16 @@ public final class LockClientTest {
         check(acquired.get(1, SECONDS) instanceof IllegalStateException, "acquired " + acquired.join());
     }
 
+    public void testAReleaseThatNobodyHeardOfIsNone() throws Exception {
+        Healthy hung = new Healthy() {
+            @Override public void release(ReleaseRequest request, StreamObserver<ReleaseResponse> out) {}
+        };
+        try (LockClient client = client(hung)) {
+            fails(Kind.UNAVAILABLE, 1000, client.acquire("r", ttl(600, 0))::release);
+            client.acquire("r", ttl(600, 0)).close(); // runs out, which is no error at the end of a block
+        }
+    }
+
     /** All at once: they mostly wait. Surefire takes the class as it is, too. */
     public static void main(String[] none) throws Exception {
         int failures = 0;
