@@ -74,6 +74,9 @@ test("a server that is no Fencepost does not hide one", async (t) => {
   const nowhere = open(t, [foreign.endpoint, foreign.endpoint]);
   const refused = assert.rejects(nowhere.acquire("r", { wait: 5000 }), { name: "UnavailableError", retryable: false });
   assert(await took(refused) < 1000);
+
+  const away = open(t, [await silent(), foreign.endpoint], { timeout: 300 }); // the one there is may come back
+  await assert.rejects(away.acquire("r", { owner: "o" }), { name: "UnavailableError", retryable: true, maybeDone: true });
 });
 
 test("a stream that one server does not know is opened at the next", async (t) => {

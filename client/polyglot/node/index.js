@@ -41,7 +41,7 @@ class Servers {
   // A signal ends the try under way; stop lets it end, and is for what must know its answer.
   async call(rpc, request, budget, signal, stop) {
     const end = now() + budget, first = this.callsAt, count = this.calls.length;
-    for (let tries = 0, rejections = 0, maybeDone = false; ; ) {
+    for (let tries = 0, rejections = 0, maybeDone = false, known; ; ) {
       const at = (first + tries) % count, untried = count - (tries % count), sent = now();
       const deadline = Date.now() + (end - sent) / untried;
       try {
@@ -60,12 +60,14 @@ class Servers {
         if (answer.lock && !usable(answer.lock)) throw new UnavailableError("nonsense", { maybeDone: true });
         return { answer, sent };
       } catch (error) {
-        error.maybeDone = maybeDone ||= error.maybeDone ?? false; // by this try or by one before it
+        maybeDone ||= error.maybeDone ?? false;
         rejections = error.rejected ? rejections + 1 : 0;
-        const another = error.retryable || (rejections > 0 && rejections < count);
+        if (!known || rejections % count === 0) known = error; // who rejects knows nothing of the others
+        known.maybeDone = maybeDone; // by this try or by one before it
+        const another = rejections > 0 ? rejections < count : error.retryable;
         const pause = ++tries % count ? 0 : backoff(2 + tries / count) + (error.retryDelay ?? 0);
-        if (!another || now() + pause + budget / 20 >= end) throw error; // no time for another one
-        await sleep(pause, undefined, { signal: stop }).catch(() => { throw error; });
+        if (!another || now() + pause + budget / 20 >= end) throw known; // no time for another one
+        await sleep(pause, undefined, { signal: stop }).catch(() => { throw known; });
       }
     }
   }

@@ -180,6 +180,7 @@ public final class LockClient implements AutoCloseable {
         int server = preferred, tries, rejections;
         long sent;
         boolean unheard; // whether a try may have had its effect
+        LockException known;
         Call(MethodDescriptor<Q, A> method, Q request, long end, BooleanSupplier stopped) {
             this.method = method; this.request = request; this.end = end; this.stopped = stopped;
             loop.execute(this::send);
@@ -200,11 +201,12 @@ public final class LockClient implements AutoCloseable {
                     && over.reason.equals("LOCK_NOT_FOUND"); // by a try before
             unheard |= error.kind == Kind.UNAVAILABLE;
             rejections = error.kind == Kind.REJECTED ? rejections + 1 : 0;
+            if (known == null || rejections % calls.size() == 0) known = error; // who rejects knows nothing of the others
             server = (server + 1) % calls.size();
             long pause = tries % calls.size() > 0 ? 0 : error.retryDelay + jitter(tries / calls.size(), SECOND);
             boolean another = rejections > 0 ? rejections < calls.size() : error.kind == Kind.UNAVAILABLE;
             if (done) complete(null);
-            else if (!another || stopped.getAsBoolean() || end - now() < pause + SECOND / 20) completeExceptionally(error);
+            else if (!another || stopped.getAsBoolean() || end - now() < pause + SECOND / 20) completeExceptionally(known);
             else loop.schedule(this::send, pause, NANOSECONDS);
         }
     }

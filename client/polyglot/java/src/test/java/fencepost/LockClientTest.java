@@ -132,6 +132,9 @@ public final class LockClientTest {
         try (LockClient client = client(new Foreign(), new Foreign())) {
             fails(Kind.REJECTED, 1000, () -> client.acquire("r", ttl(30_000, 5000)));
         }
+        try (LockClient client = client(new Silent(), new Foreign())) { // the one there is may come back
+            fails(Kind.UNAVAILABLE, 1000, () -> client.acquire("r", owned(300)));
+        }
     }
 
     public void testAServerThatWantsToBeLeftAloneIs() throws Exception {
