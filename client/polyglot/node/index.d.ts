@@ -81,7 +81,8 @@ export class Lease implements AsyncDisposable {
   readonly reason: LostReason | undefined;
   /**
    * Gives the lock back, once the work is done. The second call is the first one's promise.
-   * @throws LostError it was over before: the work may have overlapped with the next holder's
+   * @throws LostError it was over before: the work may have overlapped with the next holder's. At once; where a server may
+   *   not know of it yet, it is told in the background
    * @throws UnavailableError nobody could be told: the lock is free when the lease runs out
    */
   release(): Promise<void>;
@@ -116,7 +117,7 @@ export class LostError extends FencepostError { readonly reason: LostReason; }
 export class SpentError extends FencepostError {}
 /** The request was malformed or out of range. */
 export class InvalidError extends FencepostError {
-  /** By their names in the contract, such as `ttl`. */
+  /** By their names in the contract, such as `ttl`, or in {@link AcquireOptions}. */
   readonly fields: string[];
 }
 /** No server could do it now. A lease that is held stands until its own deadline. */
