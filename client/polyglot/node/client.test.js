@@ -97,6 +97,11 @@ test("an answer without a message may have happened, and is asked for again", as
   await assert.rejects(alone.acquire("r", { owner: "o" }), { name: "UnavailableError", retryable: true, maybeDone: true });
 });
 
+test("an empty message is no answer either", async (t) => {
+  const empty = await stub({ Acquire: (_, answer) => answer(null, {}) });
+  await (await open(t, [empty.endpoint, healthy.endpoint]).acquire("r")).release();
+});
+
 test("times that are none name their field", async (t) => {
   const client = open(t, healthy.endpoint);
   for (const ttl of [15_000n, "15s", Number.NaN, null, {}]) {

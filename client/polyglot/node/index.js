@@ -56,8 +56,9 @@ class Servers {
           });
           signal?.addEventListener("abort", cancel);
         });
+        const sound = rpc === "Release" || answer.holder || usable(answer.lock);
+        if (!sound) throw new UnavailableError("an answer of nonsense", { retryable: true, maybeDone: true });
         this.callsAt = at;
-        if (answer.lock && !usable(answer.lock)) throw new UnavailableError("nonsense", { maybeDone: true });
         return { answer, sent };
       } catch (error) {
         maybeDone ||= error.maybeDone ?? false;

@@ -172,7 +172,7 @@ public final class LockClient implements AutoCloseable {
      * One call, at one server after the other until one answers or the time is over. A server that hangs leaves the others their share
      * of it; one that is no Fencepost (a proxy's default backend) does not hide them. After the start, on the client's thread alone.
      */
-    private final class Call<Q, A> extends CompletableFuture<A> implements StreamObserver<A> {
+    private final class Call<Q, A extends com.google.protobuf.MessageLite> extends CompletableFuture<A> implements StreamObserver<A> {
         final MethodDescriptor<Q, A> method;
         final Q request;
         final long end;
@@ -192,7 +192,7 @@ public final class LockClient implements AutoCloseable {
             try { ClientCalls.asyncUnaryCall(calls.get(server).newCall(method, limit), request, this); }
             catch (RuntimeException | Error broken) { unheard = true; completeExceptionally(failure(calls, server, broken)); }
         }
-        @Override public void onNext(A answer) { complete(answer); }
+        @Override public void onNext(A answer) { if (answer.getSerializedSize() > 0 || request instanceof ReleaseRequest) complete(answer); }
         @Override public void onCompleted() { onError(new IOException("an answer without a message")); }
         @Override public void onError(Throwable thrown) {
             if (isDone()) return;

@@ -124,6 +124,17 @@ public final class LockClientTest {
         }
     }
 
+    public void testAnEmptyMessageIsNoAnswerEither() throws Exception {
+        Healthy empty = new Healthy() {
+            @Override void acquire(AcquireRequest request, StreamObserver<AcquireResponse> out, int nth) {
+                answer(out, AcquireResponse.getDefaultInstance());
+            }
+        };
+        try (LockClient client = client(empty, new Healthy())) {
+            client.acquire("r", ttl(30_000, 0)).close();
+        }
+    }
+
     public void testWhatIsNoFencepostHidesNone() throws Exception {
         Healthy healthy = new Healthy();
         try (LockClient client = client(new Foreign(), healthy); Lease lease = client.acquire("r", ttl(600, 0))) {
