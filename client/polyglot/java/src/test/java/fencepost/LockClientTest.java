@@ -137,8 +137,8 @@ public final class LockClientTest {
 
     public void testWhatIsNoFencepostHidesNone() throws Exception {
         Healthy healthy = new Healthy();
-        try (LockClient client = client(new Foreign(), healthy); Lease lease = client.acquire("r", ttl(600, 0))) {
-            check(healthy.streamed.await(500, MILLISECONDS) && lease.isHeld(), "no stream there");
+        try (LockClient client = client(new Foreign(), healthy); Lease lease = client.acquire("r", ttl(3000, 0))) {
+            check(healthy.streamed.await(2, SECONDS) && lease.isHeld(), "no stream there");
         }
         try (LockClient client = client(new Foreign(), new Foreign())) {
             fails(Kind.REJECTED, 1000, () -> client.acquire("r", ttl(30_000, 5000)));
@@ -172,7 +172,7 @@ public final class LockClientTest {
             }
         };
         try (LockClient client = client(away)) {
-            fails(Kind.UNAVAILABLE, 1000, () -> client.acquire("r", ttl(30_000, 300)));
+            fails(Kind.UNAVAILABLE, 2000, () -> client.acquire("r", ttl(30_000, 700)));
             check(away.released.await(2, SECONDS), "not given back");
         }
     }
@@ -214,13 +214,16 @@ public final class LockClientTest {
             @Override public void release(ReleaseRequest request, StreamObserver<ReleaseResponse> out) {}
         };
         try (LockClient client = client(hung)) {
-            fails(Kind.UNAVAILABLE, 1000, client.acquire("r", ttl(600, 0))::release);
-            client.acquire("r", ttl(600, 0)).close(); // runs out, which is no error at the end of a block
+            fails(Kind.UNAVAILABLE, 2000, client.acquire("r", ttl(1000, 0))::release);
+            client.acquire("r", ttl(1000, 0)).close(); // runs out, which is no error at the end of a block
         }
     }
 
     /** All at once: they mostly wait. Surefire takes the class as it is, too. */
     public static void main(String[] none) throws Exception {
+        try (LockClient client = client(new Healthy())) {
+            client.acquire("r", ttl(30_000, 0)).close(); // loads the classes, which may take longer than a test waits
+        }
         int failures = 0;
         var tests = Arrays.stream(LockClientTest.class.getMethods()).filter(method -> method.getName().startsWith("test")).toList();
         var running = tests.stream().map(test -> CompletableFuture.runAsync(() -> run(test), work -> {
