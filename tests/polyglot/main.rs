@@ -11,6 +11,7 @@ mod matching;
 mod others;
 
 use std::{
+    collections::BTreeMap,
     env,
     process::ExitCode,
     time::{Duration, Instant},
@@ -93,6 +94,12 @@ fn main() -> ExitCode {
     }
 }
 
+/// A server whose log tells of each call.
+async fn heard(database: &Database) -> Server {
+    let server = Server::builder(&database.url()).flag("--log", "info,fencepostd=debug");
+    server.ready().await
+}
+
 /// Two servers, somebody else, and the agent of one language.
 struct Stage {
     database: Database,
@@ -104,10 +111,7 @@ struct Stage {
 impl Stage {
     async fn run(language: &str, steps: &[Value]) -> Vec<Outcome> {
         let database = fresh_database().await;
-        let servers = [
-            Server::start(&database.url()).await,
-            Server::start(&database.url()).await,
-        ];
+        let servers = [heard(&database).await, heard(&database).await];
         let others = Others::new(&database, &servers[0]).await;
         let endpoints = servers.each_ref().map(|server| server.grpc().to_string());
         let mut stage = Self {
@@ -138,6 +142,7 @@ impl Stage {
 
     async fn step(&mut self, resource: &str, step: &Value) -> Outcome {
         let mut names = Names::new(resource);
+        let before = self.servers.each_ref().map(|server| server.logs().len());
         for command in step["commands"].as_array().into_iter().flatten() {
             let mut asked = command.clone();
             let object = asked.as_object_mut().ok_or("a command is an object")?;
@@ -176,6 +181,7 @@ impl Stage {
                     server.wait_ready().await;
                     json!({})
                 }
+                "test.calls" => self.calls(before),
                 "test.acquire" => self.others.acquire(&asked).await,
                 "test.release" => self.others.release(&asked).await,
                 "test.write" => self.others.write(&asked).await,
@@ -188,6 +194,26 @@ impl Stage {
             names.save(&saved, &answer)?;
         }
         Ok(())
+    }
+
+    /// How many calls of each kind were answered OK since the servers' logs had
+    /// these lengths, by the servers' own word.
+    fn calls(&self, before: [usize; 2]) -> Value {
+        let mut counts = BTreeMap::from([("KeepAlive", 0), ("Renew", 0)]);
+        for (server, before) in self.servers.iter().zip(before) {
+            for line in server.logs().iter().skip(before) {
+                let line: Value = serde_json::from_str(line).unwrap_or_default();
+                let rpc = line["span"]["rpc"].as_str().unwrap_or_default();
+                let name = rpc.rsplit('/').next().unwrap_or_default();
+                if line["message"] == "answered"
+                    && line["code"] == "Ok"
+                    && let Some(count) = counts.get_mut(name)
+                {
+                    *count += 1;
+                }
+            }
+        }
+        json!(counts)
     }
 
     fn server(&mut self, asked: &Value) -> Result<&mut Server, String> {
