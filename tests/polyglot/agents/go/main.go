@@ -42,9 +42,9 @@ type answer map[string]interface{}
 
 // work goes on until its context is done.
 type work struct {
-	stop    context.CancelFunc
-	stopped chan struct{} // closed when the work was told to stop, and did
-	ended   chan struct{} // closed when the lock has been released as well
+	stop  context.CancelFunc
+	ended chan struct{} // closed when the work has ended, and the lock has been released
+	state string        // from then on
 }
 
 type agent struct {
@@ -133,21 +133,18 @@ func (a *agent) do(ctx context.Context, c command) answer {
 	case "work":
 		return a.work(ctx, c, options)
 	case "work_state":
+		w := a.works[c.As]
 		select {
-		case <-a.works[c.As].stopped:
-			return answer{"state": "stopped"}
-		default:
-		}
-		select {
-		case <-a.works[c.As].stopped:
-			return answer{"state": "stopped"}
+		case <-w.ended:
+			return answer{"state": w.state}
 		case <-within:
 			return answer{"state": "running"}
 		}
 	case "stop_work":
-		a.works[c.As].stop()
-		<-a.works[c.As].ended
-		return answer{"state": "stopped"}
+		w := a.works[c.As]
+		w.stop()
+		<-w.ended
+		return answer{"state": w.state}
 	case "call":
 		return a.call(ctx, c)
 	}
@@ -156,7 +153,7 @@ func (a *agent) do(ctx context.Context, c command) answer {
 
 func (a *agent) work(ctx context.Context, c command, options fencepost.Options) answer {
 	ctx, stop := context.WithCancel(ctx)
-	w := &work{stop: stop, stopped: make(chan struct{}), ended: make(chan struct{})}
+	w := &work{stop: stop, ended: make(chan struct{}), state: "ended"}
 	a.works[c.As] = w
 	begun := make(chan answer, 1)
 	go func() {
@@ -164,9 +161,11 @@ func (a *agent) work(ctx context.Context, c command, options fencepost.Options) 
 		err := a.client.With(ctx, c.Resource, options, func(ctx context.Context, lease *fencepost.Lease) error {
 			begun <- answer{"token": lease.FencingToken}
 			<-ctx.Done()
-			close(w.stopped)
 			return ctx.Err()
 		})
+		if lost := (*fencepost.Lost)(nil); errors.As(err, &lost) {
+			w.state = "stopped"
+		}
 		select {
 		case begun <- failure(err):
 		default:

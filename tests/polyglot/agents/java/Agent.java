@@ -125,10 +125,10 @@ public final class Agent {
                 answer.addProperty("released", finished(asked).size());
             }
             case "work" -> answer.addProperty("token", work(as, command));
-            case "work_state" -> answer.addProperty("state", ended(as, command.get("within_ms").getAsLong()) ? "stopped" : "running");
+            case "work_state" -> answer.addProperty("state", state(as, command.get("within_ms").getAsLong()));
             case "stop_work" -> {
                 jobs.get(as).stop.countDown();
-                answer.addProperty("state", ended(as, 10_000) ? "stopped" : "running");
+                answer.addProperty("state", state(as, 10_000));
             }
             case "call" -> call(command, answer);
             default -> throw new IllegalArgumentException("unknown: " + command);
@@ -197,15 +197,16 @@ public final class Agent {
         }
     }
 
-    private boolean ended(String as, long withinMillis) throws InterruptedException {
+    private String state(String as, long withinMillis) throws InterruptedException {
         try {
             jobs.get(as).done.get(withinMillis, TimeUnit.MILLISECONDS);
-        } catch (ExecutionException lost) {
-            System.err.println(lost.getCause());
+            return "ended";
+        } catch (ExecutionException failed) {
+            System.err.println(failed.getCause());
+            return failed.getCause() instanceof LostException ? "stopped" : "ended";
         } catch (TimeoutException running) {
-            return false;
+            return "running";
         }
-        return true;
     }
 
     private void call(JsonObject command, JsonObject answer) throws IOException {

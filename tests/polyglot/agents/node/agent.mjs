@@ -14,6 +14,7 @@ const leases = new Map();
 const works = new Map();
 
 const all = (name) => [...leases].filter(([key]) => key.startsWith(`${name}/`)).map(([, lease]) => lease);
+const state = (error) => ({ state: error instanceof LostError ? "stopped" : "ended" });
 const options = ({ ttl_ms: ttl, wait_ms: wait, owner, request_id: requestId }) => ({ ttl, wait, owner, requestId });
 
 function failure(error) {
@@ -71,19 +72,18 @@ const commands = {
         resolve({ token: Number(lease.fencingToken) });
         const signal = AbortSignal.any([lease.signal, stop.signal]);
         while (!signal.aborted) await sleep(20, undefined, { signal });
-      }).catch(reject);
+      }).catch((error) => { reject(error); return error; }); // which does nothing once the work has begun
       works.set(command.as, { stop, ended });
     });
   },
   async work_state({ as, within_ms: within }) {
     const running = sleep(within, { state: "running" }, { ref: false });
-    return Promise.race([works.get(as).ended.then(() => ({ state: "stopped" })), running]);
+    return Promise.race([works.get(as).ended.then(state), running]);
   },
   async stop_work({ as }) {
     const { stop, ended } = works.get(as);
     stop.abort();
-    await ended;
-    return { state: "stopped" };
+    return state(await ended);
   },
   call: ({ rpc, request }) => new Promise((resolve) => {
     stub[rpc](fromJson(request), { deadline: Date.now() + 6000 }, (error, response) => {

@@ -35,6 +35,7 @@ class Work:
         self.begun = threading.Event()
         self.stop = threading.Event()
         self.token = 0
+        self.state = "running"
         self.thread = threading.Thread(target=self.run, args=(client, resource, ttl), daemon=True)
         self.thread.start()
 
@@ -44,7 +45,9 @@ class Work:
                 self.token = lease.fencing_token
                 self.begun.set()
                 self.stop.wait()
+            self.state = "ended"
         except fencepost.Lost as lost:
+            self.state = "stopped"
             print("the work has stopped:", lost, file=sys.stderr)
         finally:
             self.begun.set()
@@ -120,13 +123,13 @@ class Agent:
     def work_state(self, within_ms: int, **name: str) -> dict[str, Any]:
         work = self.works[name["as"]]
         work.thread.join(within_ms / 1000)
-        return {"state": "running" if work.thread.is_alive() else "stopped"}
+        return {"state": work.state}
 
     def stop_work(self, **name: str) -> dict[str, Any]:
         work = self.works[name["as"]]
         work.stop.set()
         work.thread.join()
-        return {"state": "stopped"}
+        return {"state": work.state}
 
     def call(self, rpc_name: str, request: dict[str, Any]) -> dict[str, Any]:
         method = getattr(rpc.LockServiceStub(self.channel), rpc_name)

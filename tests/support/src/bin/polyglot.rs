@@ -44,7 +44,7 @@ struct Agent {
 /// Work under a lock, and how it is told to end.
 struct Work {
     stop: Arc<Notify>,
-    ended: watch::Receiver<bool>,
+    state: watch::Receiver<&'static str>,
 }
 
 fn text<'a>(asked: &'a Value, field: &str) -> &'a str {
@@ -149,20 +149,16 @@ impl Agent {
             }
             "work" => self.work(name, asked).await,
             "work_state" => {
-                let mut ended = self.works[&name].ended.clone();
-                let wait = timeout(millis(asked, "within_ms"), ended.wait_for(|ended| *ended));
-                let state = if wait.await.is_ok() {
-                    "stopped"
-                } else {
-                    "running"
-                };
-                json!({"state": state})
+                let mut state = self.works[&name].state.clone();
+                let ended = state.wait_for(|state| *state != "running");
+                let ended = timeout(millis(asked, "within_ms"), ended).await;
+                json!({"state": ended.map_or("running", |state| *state.unwrap())})
             }
             "stop_work" => {
                 let mut work = self.works.remove(&name).unwrap();
                 work.stop.notify_one();
-                work.ended.wait_for(|ended| *ended).await.unwrap();
-                json!({"state": "stopped"})
+                let ended = work.state.wait_for(|state| *state != "running").await;
+                json!({"state": *ended.unwrap()})
             }
             "call" => self.call(asked).await,
             other => json!({"failed": format!("what is {other}?")}),
@@ -173,19 +169,20 @@ impl Agent {
         let (client, resource) = (self.client.clone(), text(asked, "resource").to_owned());
         let options = AcquireOptions::default().ttl(millis(asked, "ttl_ms"));
         let stop = Arc::new(Notify::new());
-        let (ends, ended) = watch::channel(false);
+        let (ends, state) = watch::channel("running");
         let (starts, started) = oneshot::channel();
         let stopped = Arc::clone(&stop);
         tokio::spawn(async move {
-            let _outcome = client
+            let outcome = client
                 .with_lock(&resource, options, async move |guard| {
                     starts.send(guard.fencing_token()).unwrap();
                     stopped.notified().await;
                 })
                 .await;
-            ends.send_replace(true);
+            let lost = matches!(outcome, Err(Error::Lost { .. }));
+            ends.send_replace(if lost { "stopped" } else { "ended" });
         });
-        self.works.insert(name, Work { stop, ended });
+        self.works.insert(name, Work { stop, state });
         json!({"token": started.await.unwrap()})
     }
 
