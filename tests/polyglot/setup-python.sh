@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs the Python package, as it is here, with its libraries into
-# target/polyglot/python. Run from the repository's root. Quick when nothing is
-# to do; exits 3 when this machine has no Python for it.
+# target/polyglot/python, and runs its own tests. Run from the repository's
+# root. Quick when nothing is to do; exits 3 when this machine has no Python.
 set -eu
 
 venv=target/polyglot/python
@@ -19,7 +19,7 @@ as_root() {
 # What the package is made of; checksums, since times change with every checkout.
 made_of() {
     cat "$package"/*.py "$package"/*.toml "$package"/*.in "$package"/src/fencepost/*.py \
-        proto/fencepost/v1/*.proto tests/polyglot/setup-python.sh | cksum
+        "$package"/tests/*.py proto/fencepost/v1/*.proto tests/polyglot/setup-python.sh | cksum
 }
 
 if [ -x "$venv/bin/python" ] && [ "$(cat "$venv/.made_of" 2>/dev/null)" = "$(made_of)" ]; then
@@ -39,4 +39,5 @@ rm -rf "$venv"
 python3 -m venv "$venv" || cannot "python3 -m venv failed"
 "$venv/bin/pip" install -q --disable-pip-version-check "./$package" >&2 ||
     cannot "pip cannot install the package and its libraries"
+"$venv/bin/python" -m unittest discover -q -s "$package/tests" >&2
 made_of >"$venv/.made_of"

@@ -24,7 +24,7 @@ import grpc
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
 
-from .errors import FencepostError, Lost, Refused, Spent, Unavailable, decode
+from .errors import FencepostError, Invalid, Lost, Refused, Spent, Unavailable, decode
 from .lease import Lease, now, pause, seconds, trusted
 from .v1 import lock_service_pb2 as pb
 from .v1 import lock_service_pb2_grpc as rpc
@@ -78,7 +78,10 @@ class Client:
             resource=resource, owner=f"{host}-{os.getpid()}-{uuid.uuid4().hex[:12]}" if owner is None else owner,
             ttl=Duration(), labels=labels or {}, request_id=str(uuid.uuid4()) if request_id is None else request_id,
         )  # fmt: skip
-        request.ttl.FromNanoseconds(round(ttl * 1e9))
+        try:
+            request.ttl.FromNanoseconds(round(ttl * 1e9))
+        except (OverflowError, ValueError):
+            raise Invalid({"ttl": f"{ttl} is no number of seconds that can be sent"}) from None
         granted: list[Lease] = []
         future = self._submit(self._acquire, request, wait, own_id, own_owner, on_lost, granted)
         try:
@@ -236,14 +239,18 @@ class Client:
             share = (over - time.monotonic()) / (servers - (tries - 1) % servers)
             try:
                 answer = await getattr(self._calls[at], method)(request, timeout=max(0.0, share))
-                self._at = at
-                return answer, sent
+                if answer is not None:
+                    self._at = at
+                    return answer, sent
+                error: FencepostError = Unavailable("OK, but without an answer")
             except grpc.RpcError as failed:
                 error = decode(failed)
             if method == "Release" and tries > 1 and isinstance(error, Lost) and error.reason == "LOCK_NOT_FOUND":
                 break  # A try whose answer was lost has done it.
             wait = 0.0 if tries % servers else pause(tries // servers, error)
-            if not error.transient or over - time.monotonic() <= wait:
+            # What answers there may be no Fencepost, such as a proxy's default, while the others are.
+            pointless = not error.transient and not (isinstance(error, Unavailable) and tries < servers)
+            if pointless or over - time.monotonic() <= wait:
                 raise error
             await asyncio.sleep(wait)
         return None, sent

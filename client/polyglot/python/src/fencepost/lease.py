@@ -221,7 +221,7 @@ class Lease:
                 if stream.done():
                     failures, error = failures + 1, stream.result()
                     if failures % len(self._client._streams):
-                        error._delay = 0.0  # The next is another server.
+                        error = Unavailable("the next is another server")
                     await asyncio.sleep(pause(failures, error))
         finally:
             for each in (current, stream):

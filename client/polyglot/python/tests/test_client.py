@@ -1,0 +1,137 @@
+"""The client against servers that do what a real one, or a proxy before it, does only at bad moments."""
+
+from __future__ import annotations
+
+import math
+import time
+import unittest
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+from fencepost import Client, Invalid, Lost, Unavailable
+from fencepost.v1 import lock_service_pb2 as pb
+from fencepost.v1 import lock_service_pb2_grpc as rpc
+
+
+def seconds(value: float) -> Any:
+    ttl = pb.Lock().ttl
+    ttl.FromNanoseconds(round(value * 1e9))
+    return ttl
+
+
+class Server(rpc.LockServiceServicer):
+    """Grants everything, and counts what it is asked for. Keeps nothing alive unless told to."""
+
+    def __init__(self, streams: bool = False) -> None:
+        self.asked: list[str] = []
+        self.streams, self.stream_time = streams, 60.0
+
+    def lock(self, request: Any) -> Any:
+        ttl = request.ttl if request.ttl.ToNanoseconds() else seconds(2)
+        lock = pb.Lock(resource=request.resource, owner=request.owner, fencing_token=7, ttl=ttl, remaining=ttl)
+        lock.expires_at.FromNanoseconds(time.time_ns() + ttl.ToNanoseconds())
+        return lock
+
+    def Acquire(self, request: Any, context: Any) -> Any:
+        self.asked.append("Acquire")
+        return pb.AcquireResponse(acquired=True, lock=self.lock(request))
+
+    def Renew(self, request: Any, context: Any) -> Any:
+        self.asked.append("Renew")
+        return pb.RenewResponse(lock=self.lock(request))
+
+    def Release(self, request: Any, context: Any) -> Any:
+        self.asked.append("Release")
+        return pb.ReleaseResponse()
+
+    def KeepAlive(self, request: Any, context: Any) -> Any:
+        self.asked.append("KeepAlive")
+        if not self.streams:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "no streams")
+        ends = time.monotonic() + self.stream_time
+        while context.is_active() and time.monotonic() < ends:
+            yield pb.KeepAliveResponse(lock=self.lock(request), stream_remaining=seconds(ends - time.monotonic()))
+            time.sleep(0.1)
+
+
+class Nothing(grpc.GenericRpcHandler):
+    """Answers OK without a message, as a broken proxy does."""
+
+    def service(self, call: Any) -> Any:
+        return grpc.unary_stream_rpc_method_handler(lambda request, context: iter(()))
+
+
+class ClientTest(unittest.TestCase):
+    def serve(self, servicer: Server | None = None, *handlers: Any) -> str:
+        server = grpc.server(ThreadPoolExecutor(16), handlers=handlers)
+        if servicer is not None:
+            rpc.add_LockServiceServicer_to_server(servicer, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        self.addCleanup(lambda: server.stop(None).wait())
+        return f"127.0.0.1:{port}"
+
+    def client(self, *endpoints: str, timeout: float = 2.0) -> Client:
+        client = Client(*endpoints, timeout=timeout)
+        self.addCleanup(client.close)
+        return client
+
+    def test_an_answer_without_a_message_is_a_failure_of_that_server(self) -> None:
+        broken, good = self.serve(None, Nothing()), Server()
+        with self.assertRaises(Unavailable) as raised:
+            self.client(broken, timeout=0.3).lock("a", ttl=2)
+        self.assertTrue(raised.exception.transient)
+        with self.client(broken, self.serve(good)).lock("a", ttl=2) as lease:
+            self.assertEqual(lease.fencing_token, 7)
+
+    def test_a_ttl_that_is_no_time_is_named(self) -> None:
+        client = self.client(self.serve(Server()))
+        for ttl in (math.inf, -math.inf, math.nan, 1e300):
+            with self.subTest(ttl=ttl), self.assertRaises(Invalid) as raised:
+                client.lock("a", ttl=ttl)
+            self.assertEqual(list(raised.exception.fields), ["ttl"])
+
+    def test_what_is_no_fencepost_does_not_hide_one_that_is(self) -> None:
+        other, good = self.serve(), Server(streams=True)
+        with self.client(other, self.serve(good)).lock("a", ttl=2) as lease:
+            time.sleep(0.5)
+            lease.check()
+        # The stream went on to the next endpoint too, before a Renew was due.
+        self.assertEqual(good.asked, ["Acquire", "KeepAlive", "Release"])
+
+    def test_where_no_endpoint_is_a_fencepost_nobody_waits(self) -> None:
+        client, began = self.client(self.serve(), self.serve(), timeout=5), time.monotonic()
+        with self.assertRaises(Unavailable) as raised:
+            client.lock("a", ttl=2, wait=60)
+        self.assertFalse(raised.exception.transient)
+        self.assertLess(time.monotonic() - began, 2)
+
+    def test_calls_renew_where_streams_do_not_work(self) -> None:
+        server = Server()
+        with self.client(self.serve(server)).lock("a", ttl=1) as lease:
+            time.sleep(1.5)
+            lease.check()
+        self.assertIn("Renew", server.asked)
+
+    def test_the_next_stream_is_opened_before_one_is_over(self) -> None:
+        server = Server(streams=True)
+        server.stream_time = 0.8
+        with self.client(self.serve(server)).lock("a", ttl=0.6) as lease:
+            time.sleep(2)
+            lease.check()
+        self.assertNotIn("Renew", server.asked)
+        self.assertGreater(server.asked.count("KeepAlive"), 2)
+
+    def test_closing_the_client_ends_a_lease_and_gives_it_back(self) -> None:
+        server = Server()
+        client = self.client(self.serve(server))
+        lease = client.lock("a", ttl=2)
+        client.close()
+        self.assertEqual(server.asked[-1], "Release")
+        with self.assertRaises(Lost):
+            lease.release()
+
+
+if __name__ == "__main__":
+    unittest.main()
