@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import socket
 import time
 import unittest
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
+
 from fencepost import Client, Invalid, Lost, Unavailable
 from fencepost.v1 import lock_service_pb2 as pb
 from fencepost.v1 import lock_service_pb2_grpc as rpc
@@ -25,7 +27,7 @@ class Server(rpc.LockServiceServicer):
 
     def __init__(self, streams: bool = False) -> None:
         self.asked: list[str] = []
-        self.streams, self.stream_time = streams, 60.0
+        self.streams, self.stream_time, self.acquire_time = streams, 60.0, 0.0
 
     def lock(self, request: Any) -> Any:
         ttl = request.ttl if request.ttl.ToNanoseconds() else seconds(2)
@@ -35,6 +37,8 @@ class Server(rpc.LockServiceServicer):
 
     def Acquire(self, request: Any, context: Any) -> Any:
         self.asked.append("Acquire")
+        pause, self.acquire_time = self.acquire_time, 0.0
+        time.sleep(pause)
         return pb.AcquireResponse(acquired=True, lock=self.lock(request))
 
     def Renew(self, request: Any, context: Any) -> Any:
@@ -107,6 +111,22 @@ class ClientTest(unittest.TestCase):
         self.assertFalse(raised.exception.transient)
         self.assertLess(time.monotonic() - began, 2)
 
+    def test_one_that_is_away_may_be_a_fencepost(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+        client, began = self.client(self.serve(), f"127.0.0.1:{port}"), time.monotonic()
+        with self.assertRaises(Unavailable):
+            client.lock("a", ttl=2, wait=0.6)
+        self.assertGreater(time.monotonic() - began, 0.5)
+
+    def test_what_was_granted_without_an_answer_is_given_back(self) -> None:
+        server = Server()
+        server.acquire_time = 0.5
+        with self.assertRaises(Unavailable):
+            self.client(self.serve(server), timeout=0.2).lock("a", ttl=2)
+        time.sleep(1)
+        self.assertEqual(server.asked[-1], "Release")
+
     def test_calls_renew_where_streams_do_not_work(self) -> None:
         server = Server()
         with self.client(self.serve(server)).lock("a", ttl=1) as lease:
@@ -128,7 +148,7 @@ class ClientTest(unittest.TestCase):
         client = self.client(self.serve(server))
         lease = client.lock("a", ttl=2)
         client.close()
-        self.assertEqual(server.asked[-1], "Release")
+        self.assertIn("Release", server.asked)
         with self.assertRaises(Lost):
             lease.release()
 

@@ -95,7 +95,7 @@ class Agent:
 
     def wait_lost(self, within_ms: int, **name: str) -> dict[str, Any]:
         lease = self.leases[name["as"]]
-        return {"lost": True, "reason": lease.reason} if lease.lost.wait(within_ms / 1000) else {"lost": False}
+        return {"lost": True, "reason": lease.reason} if lease.wait(within_ms / 1000) else {"lost": False}
 
     def release(self, **name: str) -> dict[str, Any]:
         self.leases.pop(name["as"]).release()

@@ -1,31 +1,21 @@
-"""Takes locks at several servers, once or until a time is over.
-
-All leases of a client are kept by one daemon thread with an event loop, over two connections to a server:
-one for calls, one for streams, since many calls that are cancelled at once may end the one they are on.
-"""
+"""Takes locks at several servers, once or until a time is over."""
 
 from __future__ import annotations
 
-import asyncio
 import atexit
-import contextlib
 import itertools
-import math
 import os
 import socket
 import threading
 import time
 import uuid
-from collections.abc import Coroutine, Mapping
-from concurrent.futures import CancelledError
+from collections.abc import Mapping
 from typing import Any, Callable
 
 import grpc
-import grpc.aio
-from google.protobuf.duration_pb2 import Duration
 
-from .errors import FencepostError, Invalid, Lost, Refused, Spent, Unavailable, decode
-from .lease import Lease, now, pause, seconds, trusted
+from .errors import FencepostError, Invalid, Refused, Unavailable, decode
+from .lease import Lease, now, pause
 from .v1 import lock_service_pb2 as pb
 from .v1 import lock_service_pb2_grpc as rpc
 
@@ -49,17 +39,10 @@ class Client:
             raise ValueError("no endpoints")
         self.timeout, self._credentials, self._pid = timeout, credentials, os.getpid()
         self._targets = [endpoint.removeprefix("http://") for endpoint in endpoints]
-        self._mutex, self._closed = threading.Lock(), False
-        # Both not before the first use: until then the process may fork.
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._channels: list[grpc.aio.Channel] = []
-        self._calls: list[Any] = []
-        self._streams: list[Any] = []
-        self._at = self._stream_at = 0  # Which endpoint is asked first.
-        self._leases: set[Lease] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._acquiring: set[asyncio.Task[Any]] = set()
+        self._mutex, self._closing = threading.Lock(), threading.Event()
+        self._channels: list[grpc.Channel] = []  # Not before the first use: until then the process may fork.
+        self._at = self._stream_at = 0  # Which server is asked next.
+        self._leases: set[Lease] = set()  # What has to be given back, if only to find out.
         atexit.register(self.close)
 
     def lock(
@@ -72,48 +55,43 @@ class Client:
         A holder that dies blocks the lock for `ttl`. `owner` names ONE holder, never a host or a service: leave
         it out. `on_lost` is called, in a thread of its own, when the lease is lost.
         """
-        own_id, own_owner = request_id is None, owner is None
         host = "".join(char for char in socket.gethostname() if char.isprintable())[:50] or "host"
-        request = pb.AcquireRequest(
-            resource=resource, owner=f"{host}-{os.getpid()}-{uuid.uuid4().hex[:12]}" if owner is None else owner,
-            ttl=Duration(), labels=labels or {}, request_id=str(uuid.uuid4()) if request_id is None else request_id,
-        )  # fmt: skip
+        request = pb.AcquireRequest(resource=resource, labels=labels or {})
+        request.owner = f"{host}-{os.getpid()}-{uuid.uuid4().hex[:12]}" if owner is None else owner
+        request.request_id = str(uuid.uuid4()) if request_id is None else request_id
         try:
             request.ttl.FromNanoseconds(round(ttl * 1e9))
         except (OverflowError, ValueError):
             raise Invalid({"ttl": f"{ttl} is no number of seconds that can be sent"}) from None
-        granted: list[Lease] = []
-        future = self._submit(self._acquire, request, wait, own_id, own_owner, on_lost, granted)
-        try:
-            future.result()
-            return granted[0]
-        except BaseException as failed:  # Ctrl-C, too: what was or will be granted is wanted no longer.
-            future.cancel()
-            with contextlib.suppress(RuntimeError):  # Closed meanwhile, and so given back.
-                self._submit(self._abandon, granted)
-            if isinstance(failed, CancelledError):
-                raise Unavailable("the client was closed meanwhile", transient=False) from None
-            raise
+        self._connect()
+        lease = Lease(self, request, request_id is None, owner is None, on_lost)
+        with lease._asking:
+            self._leases.add(lease)
+            try:
+                self._repeat(lease._acquire, wait if wait > 0 else self.timeout, wait > 0)
+                lease._keeper.start()
+                return lease
+            except BaseException:  # Ctrl-C, too: what may have been granted is wanted no longer.
+                threading.Thread(target=lease._abandon, args=(2.0,), daemon=True).start()
+                raise
 
     def close(self) -> None:
-        """Gives back what is still held, and ends the client's thread. Done when the interpreter exits, too.
+        """Gives back what is still held, and disconnects. Done when the interpreter exits, too.
 
         Leases that are held are lost by it, before anybody else can have the lock.
         """
         atexit.unregister(self.close)
-        loop, thread = self._loop, self._thread
-        if loop is None or thread is None or self._pid != os.getpid():
-            self._closed = True  # A forked copy has nothing to give back.
-            return
         with self._mutex:
-            closed, self._closed = self._closed, True
-        if not closed:
-            try:
-                asyncio.run_coroutine_threadsafe(self._finish(), loop).result()
-            finally:
-                loop.call_soon_threadsafe(loop.stop)
-                thread.join()
-                loop.close()
+            self._closing.set()
+        if self._pid != os.getpid():
+            return  # A forked copy has nothing to give back.
+        leases, over = list(self._leases), time.monotonic() + self.timeout
+        for lease in leases:
+            lease._end("CLOSED")  # First of all: whoever still works has to know before the lock is free.
+        for lease in leases:
+            lease._abandon(over - time.monotonic())
+        for channel in self._channels:
+            channel.close()
 
     def __enter__(self) -> Client:
         return self
@@ -121,142 +99,62 @@ class Client:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _submit(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: object) -> Any:
-        if self._loop is not None and self._pid != os.getpid():
-            raise RuntimeError("neither a client nor gRPC survives a fork: spawn the process instead")
+    def _connect(self) -> None:
         with self._mutex:
-            if self._closed:
-                raise RuntimeError("this client is closed")
-            if self._loop is None:
-                self._loop, self._pid = asyncio.new_event_loop(), os.getpid()
-                self._loop.set_exception_handler(_complain)
-                self._thread = threading.Thread(target=self._loop.run_forever, name="fencepost", daemon=True)
-                self._thread.start()
-            return asyncio.run_coroutine_threadsafe(work(*arguments), self._loop)
+            self._check_open()
+            if not self._channels:
+                self._pid = os.getpid()
+                # Streams apart: many calls that are cancelled at once may end the connection they are on.
+                for target in self._targets * 2:
+                    if self._credentials is None:
+                        self._channels.append(grpc.insecure_channel(target, _OPTIONS))
+                    else:
+                        self._channels.append(grpc.secure_channel(target, self._credentials, _OPTIONS))
+                stubs, count = [rpc.LockServiceStub(channel) for channel in self._channels], len(self._targets)
+                self._calls, self._streams = stubs[:count], stubs[count:]
+            if self._pid != os.getpid():
+                raise RuntimeError("neither a client nor gRPC survives a fork: spawn the process instead")
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        async def quietly() -> None:
-            with contextlib.suppress(FencepostError):
-                await work
+    def _check_open(self) -> None:
+        if self._closing.is_set():
+            raise RuntimeError("this client is closed")
 
-        task = asyncio.ensure_future(quietly())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    def _stub(self, target: str) -> Any:
-        if self._credentials is None:
-            channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
-        else:
-            channel = grpc.aio.secure_channel(target, self._credentials, options=_OPTIONS)
-        self._channels.append(channel)
-        return rpc.LockServiceStub(channel)
-
-    async def _acquire(
-        self, request: pb.AcquireRequest, wait: float, own_id: bool, own_owner: bool,
-        on_lost: Callable[[Lease], object] | None, granted: list[Lease],
-    ) -> None:  # fmt: skip
-        if not self._calls:
-            self._calls, self._streams = ([self._stub(target) for target in self._targets] for _ in "cs")
-        over = time.monotonic() + wait if wait > 0 else math.inf
-        tries, spent, unheard, holder = 0, 0, False, None
-        task = asyncio.current_task()
-        assert task is not None
-        self._acquiring.add(task)
+    def _call(self, method: str, request: Any, limit: float) -> tuple[Any, float]:
+        """Asks the server whose turn it is. When that fails, it is the next one's."""
+        at, sent = self._at, now()
+        # A server that hangs does not use up the others' time.
+        share = max(0.0, min(limit, self.timeout)) / len(self._calls)
         try:
-            while True:
-                before, unheard = unheard, True  # Whoever is cancelled from here on does not know.
-                error: FencepostError
-                try:
-                    answer, sent = await self._call("Acquire", request, min(self.timeout, over - time.monotonic()))
-                    error = Unavailable("the answer took most of the lease's time")
-                    if not answer.acquired:
-                        has, unheard = answer.holder, False
-                        error = Refused(has.owner, seconds(has.remaining), has.labels)
-                        same, holder = (has.owner, has.acquired_at) == holder, (has.owner, has.acquired_at)
-                        tries = tries if same else min(tries, 2)  # Where it goes round, nobody sleeps for long.
-                    elif trusted(answer.lock, sent) > now():
-                        unheard = False
-                        granted.append(Lease(self, answer.lock, sent, on_lost))
-                        return
-                except Unavailable as failed:
-                    error = failed
-                except FencepostError as failed:
-                    unheard = before and not isinstance(failed, Spent)
-                    spent += 1
-                    if not own_id or not isinstance(failed, Spent) or spent > 3:  # In a row: somebody else is wrong.
-                        raise
-                    request.request_id = str(uuid.uuid4())
-                    continue
-                tries, spent = tries + 1, 0
-                sleep, left = pause(tries, error), over - time.monotonic()
-                if wait <= 0 or not (error.transient or isinstance(error, Refused)):
-                    raise error
-                if left <= sleep + 0.05:  # In less no server could answer.
-                    await asyncio.sleep(max(0.0, left))
-                    raise error
-                await asyncio.sleep(sleep)
-        except BaseException:
-            if unheard and own_id and own_owner:
-                self._spawn(self._give_back(request))
-            raise
-        finally:
-            self._acquiring.discard(task)
+            answer = getattr(self._calls[at], method)(request, timeout=share)
+            if answer is not None:
+                return answer, sent
+            error: FencepostError = Unavailable("OK, but without an answer")
+        except grpc.RpcError as failed:
+            error = decode(failed)
+        if isinstance(error, Unavailable) and self._at == at:
+            self._at = (at + 1) % len(self._calls)
+        raise error
 
-    async def _give_back(self, request: pb.AcquireRequest) -> None:
-        """Asks once more what became of a try that nobody heard of, and undoes it."""
-        answer, _ = await self._call("Acquire", request, 2.0)
-        if answer.acquired:
-            lock = answer.lock
-            key = {"resource": lock.resource, "owner": lock.owner, "fencing_token": lock.fencing_token}
-            await self._call("Release", key, 2.0)
+    def _repeat(self, ask: Callable[[float], None], budget: float, wait: bool = False) -> None:
+        """Asks until there is an answer or the budget is used up; where it is to `wait`, Refused is none.
 
-    async def _abandon(self, leases: list[Lease]) -> None:
-        for lease in leases:
-            self._spawn(lease._release())
-
-    async def _finish(self) -> None:
-        for lease in self._leases:
-            lease._end("UNCONFIRMED")  # First of all: whoever still works has to know before the lock is free.
-        for task in self._acquiring:
-            task.cancel()
-        await asyncio.gather(*self._acquiring, return_exceptions=True)  # They may have something to give back, too.
-        for lease in self._leases:
-            self._spawn(lease._give_back())
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=self.timeout)
-        for channel in self._channels:
-            await channel.close()
-
-    async def _call(self, method: str, request: Any, budget: float) -> tuple[Any, float]:
-        """Asks one server after the other until one answers, or the budget is used up."""
-        if isinstance(request, dict):
-            request = getattr(pb, f"{method}Request")(**request)
-        over, first, servers = time.monotonic() + budget, self._at, len(self._calls)
+        What no server can do is not repeated. But what says so may be no Fencepost, while the others are.
+        """
+        over, servers, pointless = time.monotonic() + budget, len(self._calls), 0
         for tries in itertools.count(1):
-            at, sent = (first + tries - 1) % servers, now()
-            # A server that hangs does not use up the others' time.
-            share = (over - time.monotonic()) / (servers - (tries - 1) % servers)
+            error: FencepostError
             try:
-                answer = await getattr(self._calls[at], method)(request, timeout=max(0.0, share))
-                if answer is not None:
-                    self._at = at
-                    return answer, sent
-                error: FencepostError = Unavailable("OK, but without an answer")
-            except grpc.RpcError as failed:
-                error = decode(failed)
-            if method == "Release" and tries > 1 and isinstance(error, Lost) and error.reason == "LOCK_NOT_FOUND":
-                break  # A try whose answer was lost has done it.
-            wait = 0.0 if tries % servers else pause(tries // servers, error)
-            # What answers there may be no Fencepost, such as a proxy's default, while the others are.
-            pointless = not error.transient and not (isinstance(error, Unavailable) and tries < servers)
-            if pointless or over - time.monotonic() <= wait:
+                return ask(over - time.monotonic())
+            except Refused as refused:
+                error, sleep = refused, pause(tries, longest=refused.remaining)
+                if not wait:
+                    raise
+            except Unavailable as failed:
+                error, sleep = failed, 0.0 if tries % servers else pause(tries, failed._delay)
+                pointless = 0 if failed.transient else pointless + 1
+            left = over - time.monotonic()
+            last = left <= sleep + 0.05  # In less no server could answer.
+            if pointless < servers and (wait or not last):
+                (self._closing.wait if wait else time.sleep)(max(0.0, left if last else sleep))
+            if pointless == servers or last:
                 raise error
-            await asyncio.sleep(wait)
-        return None, sent
-
-
-def _complain(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    # gRPC wakes all event loops of a process for each event, and all but one find nothing.
-    if not isinstance(context.get("exception"), BlockingIOError):
-        loop.default_exception_handler(context)

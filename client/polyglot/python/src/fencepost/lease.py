@@ -6,21 +6,21 @@ by streams that overlap, and by calls when no word came from those for 0.4 of it
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import math
 import os
+import queue
 import random
 import threading
 import time
+import uuid
 from typing import TYPE_CHECKING, Any, Callable
 
 import grpc
-import grpc.aio
 from google.protobuf.duration_pb2 import Duration
 
-from .errors import FencepostError, Lost, Refused, Unavailable, decode
+from .errors import FencepostError, Lost, Refused, Spent, Unavailable, decode
 from .v1 import lock_service_pb2 as pb
 
 if TYPE_CHECKING:
@@ -39,62 +39,39 @@ def seconds(duration: Duration) -> float:
     return duration.seconds + duration.nanos / 1e9
 
 
-def trusted(lock: pb.Lock, sent: float) -> float:
-    """Until when: a margin before the end, counted from just before it was asked for."""
-    ttl = seconds(lock.ttl)
-    return sent + seconds(lock.remaining) - max(min(ttl / 10, 0.5), ttl / 2000)  # One in 2000: clocks drift apart.
-
-
-def pause(tries: int, error: FencepostError) -> float:
-    """Random below a bound that doubles ("full jitter"), or what the server asks for, where that is longer.
-
-    Not beyond the holder's lease; long if pointless.
-    """
-    if not error.transient and not isinstance(error, Refused):
-        return 30.0
-    longest = min(0.01 * 2 ** min(tries, 10), 1.0, getattr(error, "remaining", 1.0))
-    return max(0.002, random.uniform(0, longest), error._delay)
-
-
-class _LostEvent(threading.Event):
-    """Set for whoever looks at it after the deadline, and not only once that was noticed."""
-
-    def __init__(self, lease: Lease) -> None:
-        super().__init__()
-        self._lease = lease
-
-    def is_set(self) -> bool:
-        return self._lease.reason is not None
-
-    def wait(self, timeout: float | None = None) -> bool:
-        return super().wait(timeout) or self.is_set()
+def pause(tries: int, delay: float = 0.0, longest: float = 1.0) -> float:
+    """Random below a bound that doubles ("full jitter"), or what the server asks for, where that is longer."""
+    return max(0.002, random.uniform(0, min(0.01 * 2 ** min(tries, 10), 1.0, longest)), delay)
 
 
 class Lease:
     """A lock that is held, and renewed until it is released: `with client.lock("nightly") as lease:`.
 
     Hand `fencing_token` to the protected resource with every write, and have it refuse an older one: nothing
-    else is safe. `lost` is set once the lease is over, because it was lost or released.
+    else is safe.
     """
 
-    def __init__(self, client: Client, lock: pb.Lock, sent: float, on_lost: Callable[[Lease], object] | None) -> None:
-        self.resource: str = lock.resource
-        self.owner: str = lock.owner
-        self.fencing_token: int = lock.fencing_token
-        self.lost: threading.Event = _LostEvent(self)
-        self._key = {"resource": lock.resource, "owner": lock.owner, "fencing_token": lock.fencing_token}
-        self._client, self._on_lost, self._pid, self._mutex = client, on_lost, os.getpid(), threading.RLock()
+    def __init__(
+        self, client: Client, request: pb.AcquireRequest, own_id: bool, own_owner: bool,
+        on_lost: Callable[[Lease], object] | None,
+    ) -> None:  # fmt: skip
+        self.resource: str = request.resource
+        self.owner: str = request.owner
+        self.fencing_token = 0  # Until it is granted.
+        self._client, self._request, self._on_lost = client, request, on_lost
+        self._own_id, self._own_owner = own_id, own_owner
+        self._unheard = False  # Whether an earlier try may have done it without an answer.
         self._reason: str | None = None
-        self._released = False
+        self._over, self._mutex = threading.Event(), threading.RLock()
         self._until = self._overdue = -math.inf
-        self._trust(lock, sent, sent)
-        self._keeping = client._spawn(self._keep())
-        client._leases.add(self)
+        self._heard: queue.SimpleQueue[Any] = queue.SimpleQueue()  # What the streams say to the keeper.
+        self._keeper = threading.Thread(target=self._keep, name="fencepost", daemon=True)
+        self._asking = threading.Lock()  # Held by who takes it or gives it back.
 
     @property
     def reason(self) -> str | None:
         """Why the lease is over, or None while it may be trusted. Asks the clock and nobody else."""
-        if os.getpid() != self._pid:
+        if os.getpid() != self._client._pid:
             return "UNCONFIRMED"  # A forked copy is not the holder.
         if self._reason is None and now() >= self._until:
             self._end("UNCONFIRMED")
@@ -111,20 +88,22 @@ class Lease:
         if reason is not None:
             raise Lost(reason)
 
+    def wait(self, timeout: float | None = None) -> bool:
+        """Sleeps for so many seconds, or until the lease is over, and tells whether it is."""
+        return self._over.wait(timeout) or self.reason is not None
+
     def release(self) -> None:
         """Gives the lock back, once the work is done.
 
         Raises Lost when the lease was over before, so that the work may have overlapped with the next
         holder's; so does the end of the client. After Unavailable the lock is free when the lease runs out.
         """
-        if self._pid != os.getpid() or self._released:
-            return
+        before = self.reason
         try:
-            future = self._client._submit(self._release)
-        except RuntimeError:  # The client was closed, and gave it back while the work went on.
-            self._released = True
-            raise Lost(self._reason or "UNCONFIRMED") from None
-        future.result()
+            self._give_back(self._client.timeout)
+        finally:
+            if before is not None and before != "RELEASED":
+                raise Lost(before)
 
     def __enter__(self) -> Lease:
         return self
@@ -142,121 +121,142 @@ class Lease:
             if self._reason is not None:
                 return
             self._reason = reason
-        self.lost.set()
-        if self._on_lost is not None and not self._released:
-            # In a thread of its own: whatever it does must not delay other leases.
-            with contextlib.suppress(RuntimeError):  # The interpreter shuts down.
-                threading.Thread(target=self._on_lost, args=(self,), daemon=True).start()
+        self._over.set()
+        self._heard.put((None, None))  # The keeper wakes up.
+        if self._on_lost is not None and self.fencing_token and reason != "RELEASED":
+            # In a thread of its own, for it may wait, or give the lease back.
+            threading.Thread(target=self._on_lost, args=(self,), daemon=True).start()
 
     def _trust(self, lock: pb.Lock, granted: float, seen: float) -> None:
+        """Until a margin before the end, which counts from before it was asked for. Never for less than before."""
+        ttl = seconds(lock.ttl)
+        margin = max(min(ttl / 10, 0.5), ttl / 2000)  # One in 2000: clocks drift apart.
         with self._mutex:
-            if self._until == -math.inf or self.reason is None:  # Once over, it is over for good.
-                self._until = max(self._until, trusted(lock, granted))
-                # A little later than streams renew.
-                self._overdue = max(self._overdue, seen + min(seconds(lock.ttl) * 0.4, 30.0))
+            if not self.fencing_token or self.reason is None:  # Once over, it is over for good.
+                self._until = max(self._until, granted + seconds(lock.remaining) - margin)
+                self._overdue = max(self._overdue, seen + min(ttl * 0.4, 30.0))  # A little later than streams renew.
 
-    async def _release(self) -> None:
-        if not self._released:
-            self._released = True
-            await self._give_back()
-
-    async def _give_back(self) -> None:
-        task, reason = asyncio.current_task(), self.reason
-        assert task is not None
-        self._client._tasks.add(task)  # A client that is closed meanwhile waits for it.
-        task.add_done_callback(self._client._tasks.discard)
-        self._end("LOCK_NOT_FOUND")  # For whoever still works.
-        self._keeping.cancel()
-        self._client._leases.discard(self)
+    def _acquire(self, limit: float) -> None:
+        self._client._check_open()
+        before, self._unheard = self._unheard, True  # Also when Ctrl-C comes.
         try:
-            if reason in (None, "UNCONFIRMED"):  # Else there is nothing to give back.
-                budget = self._client.timeout if now() < self._until else 1.0
-                await self._client._call("Release", self._key, budget)
-        finally:
-            if reason is not None:
-                raise Lost(reason)
+            answer, sent = self._client._call("Acquire", self._request, limit)
+        except Spent:  # By a try whose answer was lost, or late.
+            self._unheard = False
+            if not self._own_id:
+                raise
+            self._request.request_id = str(uuid.uuid4())
+            raise Unavailable("what was granted is over") from None
+        except FencepostError as error:
+            self._unheard = before or isinstance(error, Unavailable)
+            raise
+        if not answer.acquired:
+            self._unheard, holder = False, answer.holder
+            raise Refused(holder.owner, seconds(holder.remaining), holder.labels)
+        self._trust(answer.lock, sent, sent)
+        if now() >= self._until:
+            raise Unavailable("the answer took most of the lease's time")
+        self.fencing_token, self._unheard = answer.lock.fencing_token, False
+        self._client._check_open()
 
-    async def _keep(self) -> None:
-        """Ends with the lease. Renews by calls while the streams do not."""
-        streams, failures = self._client._spawn(self._streams()), 0
+    def _key(self) -> dict[str, Any]:
+        return {"resource": self.resource, "owner": self.owner, "fencing_token": self.fencing_token}
+
+    def _give_back(self, budget: float) -> None:
+        """Only once, and not in a forked copy: that is not the holder."""
+        client, reason = self._client, self.reason if self.fencing_token else None
+        self._end("RELEASED")
+        with self._asking:
+            if client._pid != os.getpid() or self not in client._leases:
+                return
+            client._leases.discard(self)
+            # Who chose the owner or the id may have the lock by another acquisition.
+            if self._unheard and self._own_id and self._own_owner:
+                answer, _ = client._call("Acquire", self._request, budget)
+                self.fencing_token = answer.lock.fencing_token
+            if self.fencing_token and reason in (None, "UNCONFIRMED", "CLOSED"):  # Else a server has said it.
+                client._repeat(self._release, budget)
+
+    def _abandon(self, budget: float) -> None:
+        with contextlib.suppress(FencepostError):  # Then it runs out.
+            self._give_back(budget)
+
+    def _release(self, limit: float) -> None:
+        before, self._unheard = self._unheard, True
+        try:
+            self._client._call("Release", pb.ReleaseRequest(**self._key()), limit)
+        except Lost as lost:
+            if not (before and lost.reason == "LOCK_NOT_FOUND"):  # A try whose answer was lost has done it.
+                raise
+
+    def _keep(self) -> None:
+        """By streams, each opened before the last one's time is over, and by calls while those do not renew."""
+        client, streams, at, failures = self._client, [], 0, 0
+        open_at, silent_at, renew_at = -math.inf, math.inf, -math.inf
         try:
             while self.reason is None:
-                late, left = self._overdue - now(), self.remaining
-                if late > 0:
-                    failures = 0
-                    # Not for long: while the machine sleeps, the event loop's clock stands still.
-                    await asyncio.sleep(min(late, left, 1.0))
+                time, left = now(), self.remaining
+                if time >= open_at:
+                    at, open_at, silent_at = client._stream_at, math.inf, time + min(client.timeout, left / 2)
+                    streams.append(client._streams[at].KeepAlive(pb.KeepAliveRequest(**self._key())))
+                    threading.Thread(target=self._listen, args=(streams[-1], time), daemon=True).start()
+                if time >= silent_at:
+                    silent_at = math.inf
+                    streams[-1].cancel()  # Its listener says the rest.
+                if time >= max(self._overdue, renew_at):
+                    try:  # With a quarter of what is left for each try, there are others.
+                        answer, sent = client._call("Renew", pb.RenewRequest(**self._key()), left / 4)
+                        self._trust(answer.lock, sent, sent)
+                    except FencepostError as error:
+                        self._heed(error)
+                        renew_at = now() + min(pause(3, error._delay), left / 4)
+                due = min(open_at, silent_at, max(self._overdue, renew_at), self._until)
+                try:  # Not for long: while the machine sleeps, the clock of this stands still.
+                    stream, word = self._heard.get(timeout=max(0.0, min(due - now(), 1.0)))
+                except queue.Empty:
                     continue
-                try:  # With a quarter of what is left for each try, there are others.
-                    answer, sent = await self._client._call("Renew", self._key, min(self._client.timeout, left / 4))
-                    self._trust(answer.lock, sent, sent)
-                except Lost as lost:
-                    self._end(lost.reason)
-                except FencepostError as error:
-                    failures += 1
-                    await asyncio.sleep(max(0.005, min(pause(failures, error), left / 4)))
+                if not streams or stream is not streams[-1]:
+                    continue  # It was followed, and may end as it likes.
+                if isinstance(word, FencepostError):  # The next one is at another server, if there is another.
+                    streams.pop()
+                    failures, silent_at = failures + 1, math.inf
+                    client._stream_at = (at + 1) % len(client._streams)
+                    delay = 0.0 if failures % len(client._streams) else word._delay
+                    open_at = min(open_at, now() + min(pause(failures, delay), left / 4))
+                    continue
+                interval = min(seconds(word.lock.ttl) / 3, 20.0)
+                silent_at = now() + 2 * interval
+                if open_at < math.inf:
+                    failures = 0
+                    continue
+                for older in streams[:-1]:
+                    older.cancel()
+                del streams[:-1]
+                # At random, so that those which were opened together are not replaced together.
+                lasts = min(seconds(word.stream_remaining), 86400.0)
+                open_at = now() + max(0.05, lasts - min(interval * random.uniform(2, 2.5), lasts / 2))
         finally:
-            streams.cancel()
             self._end("UNCONFIRMED")  # Nobody renews from here on, whatever the cause.
+            for stream in streams:
+                stream.cancel()
 
-    async def _streams(self) -> None:
-        """Opens the next stream before this one's time is over, and drops this one once that has spoken."""
-        current: asyncio.Future[Any] | None = None
-        stream: asyncio.Future[Any] | None = None
-        failures = 0
+    def _listen(self, stream: Any, sent: float) -> None:
+        """Reads one stream to its end."""
+        first: tuple[float, int] | None = None
+        error: FencepostError = Unavailable("the stream has ended without a status")
         try:
-            while self.reason is None:
-                spoken = asyncio.get_running_loop().create_future()
-                stream = asyncio.ensure_future(self._stream(spoken))
-                await asyncio.wait({stream, spoken}, return_when=asyncio.FIRST_COMPLETED)
-                if spoken.done():
-                    if current is not None:
-                        current.cancel()
-                    current, began = stream, now()
-                    interval, lasts = spoken.result()
-                    # At random, so that those which were opened together are not replaced together.
-                    lead = min(interval * random.uniform(2, 2.5), lasts / 2)
-                    await asyncio.wait({stream}, timeout=max(0.05, lasts - lead))
-                    failures = 0 if now() - began > interval else failures
-                if stream.done():
-                    failures, error = failures + 1, stream.result()
-                    if failures % len(self._client._streams):
-                        error = Unavailable("the next is another server")
-                    await asyncio.sleep(pause(failures, error))
-        finally:
-            for each in (current, stream):
-                if each is not None:
-                    each.cancel()
-
-    async def _stream(self, spoken: asyncio.Future[tuple[float, float]]) -> FencepostError:
-        """One stream, until it ends, or says nothing for two intervals."""
-        client, first, sent = self._client, None, now()
-        at, patience = client._stream_at, min(client.timeout, self.remaining / 2)
-        error: FencepostError = Unavailable("the stream says nothing")
-        call = client._streams[at].KeepAlive(pb.KeepAliveRequest(**self._key))  # type: ignore[arg-type]
-        try:
-            while self.reason is None:
-                message = await asyncio.wait_for(call.read(), patience)
-                if message is grpc.aio.EOF:
-                    break
-                lock, arrived = message.lock, now()
-                left, ends = seconds(lock.remaining), lock.expires_at.ToNanoseconds()
+            for word in stream:
+                arrived, left, ends = now(), seconds(word.lock.remaining), word.lock.expires_at.ToNanoseconds()
                 # A message may have been under way for any time: the later ones count from the first.
                 first = first or (sent + left, ends)
                 until = min(first[0] + max(0, ends - first[1]) / 1e9, arrived + left)
-                self._trust(lock, until - left, arrived)
-                interval = min(seconds(lock.ttl) / 3, 20.0)
-                patience = 2 * interval
-                if not spoken.done():
-                    spoken.set_result((interval, min(seconds(message.stream_remaining), 86400.0)))
-        except asyncio.TimeoutError:
-            pass
+                self._trust(word.lock, until - left, arrived)
+                self._heard.put((stream, word))
         except grpc.RpcError as failed:
             error = decode(failed)
-            if isinstance(error, Lost):
-                self._end(error.reason)
-        finally:
-            call.cancel()
-        if self.reason is None and client._stream_at == at:  # Unless another stream has said so before.
-            client._stream_at = (at + 1) % len(client._streams)
-        return error
+        self._heed(error)
+        self._heard.put((stream, error))
+
+    def _heed(self, error: FencepostError) -> None:
+        if isinstance(error, Lost):
+            self._end(error.reason)
