@@ -1,5 +1,5 @@
 #!/bin/sh
-# Builds the Go agent with Debian's Go and its libraries. They come as source under a GOPATH, and nothing else is downloaded.
+# Tests the Go package and builds its agent, with Debian's Go and its libraries. They come as source under a GOPATH, and nothing else is downloaded.
 # The stubs are in the repository, as Go users expect.
 set -eu
 cd "$(dirname "$0")/../.."
@@ -40,4 +40,6 @@ fi
 # GOPATH wants the package under its name.
 mkdir -p "$home/src/${package%/*}"
 ln -sfn "$PWD/client/polyglot/go" "$home/src/$package"
-GO111MODULE=off GOFLAGS='' GOPATH=$home:$libraries go build -o "$home/agent" tests/polyglot/agents/go/main.go
+export GO111MODULE=off GOFLAGS='' GOPATH="$home:$libraries"
+go test "$package" >&2 # quick when nothing has changed
+go build -o "$home/agent" tests/polyglot/agents/go/main.go

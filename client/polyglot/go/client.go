@@ -233,13 +233,19 @@ func call[Q, A any](ctx context.Context, c *Client, limit time.Duration,
 	end, _ := ctx.Deadline()
 	n, first := len(c.calls), int(c.firstCall.Load())
 	asked := time.Duration(0) // by the servers of this round
+	strange := 0              // how many in a row may be no Fencepost at all, such as a proxy's default
 	for try := 0; ; try++ {
 		i := (first + try) % n
 		share, done := context.WithTimeout(ctx, time.Until(end)/time.Duration(n-try%n))
 		sent = now()
 		answer, err = rpc(c.calls[i], share, request)
 		done()
-		if err = meaning(err); !isUnavailable(err) {
+		if err = meaning(err); isStrange(err) {
+			strange++
+		} else {
+			strange = 0
+		}
+		if (strange == 0 || strange == n) && !isUnavailable(err) {
 			c.firstCall.Store(int32(i))
 			return
 		} else if c.closed.Load() {

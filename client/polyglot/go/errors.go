@@ -101,6 +101,12 @@ func retryDelay(err error) (delay time.Duration) {
 	return delay
 }
 
+// isStrange tells a status that no repetition mends, though another server may.
+func isStrange(err error) bool {
+	_, is := status.FromError(err)
+	return is && err != nil
+}
+
 func isUnavailable(err error) bool {
 	_, is := err.(*Unavailable)
 	return is

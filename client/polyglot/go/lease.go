@@ -220,10 +220,9 @@ func (l *Lease) stream(failures int, dropLast func()) {
 	l.client.firstStream.CompareAndSwap(first, (first+1)%int32(len(l.client.streams)))
 	pause := backOff(failures + 1)
 	if (failures+1)%len(l.client.streams) == 0 { // each has failed
-		pause = longer(pause, retryDelay(err))
-	}
-	if !isUnavailable(err) {
-		pause = 30 * time.Second // repeating does not help
+		if pause = longer(pause, retryDelay(err)); isStrange(err) {
+			pause = 30 * time.Second // repeating does not help
+		}
 	}
 	if sleep(l.keeping, pause) {
 		go l.stream(failures+1, dropLast)
