@@ -30,15 +30,11 @@ const callTime = 5 * time.Second // for a call, with all its tries
 
 // Client talks to the replicas of one Fencepost. Many goroutines may use it at once.
 type Client struct {
-	conns                  []*grpc.ClientConn
-	calls, streams         []pb.LockServiceClient // cancelled calls disturb no stream: connections of their own
-	firstCall, firstStream atomic.Int32           // which endpoint to ask first
-	closing                context.Context        // done once Close has begun: nothing new then
-	close                  func()
-	closed                 atomic.Bool    // the connections are
-	busy                   sync.WaitGroup // acquisitions, and what is being given back
-	mu                     sync.Mutex     // closing is judged, and made, under it
-	leases                 map[*Lease]struct{}
+	conns                []*grpc.ClientConn
+	calls, streams       []pb.LockServiceClient // cancelled calls disturb no stream: connections of their own
+	nextCall, nextStream atomic.Int32           // whose turn it is
+	mu                   sync.Mutex
+	leases               map[*Lease]struct{} // also those being acquired, or given back; nil once closed
 }
 
 // Options of an acquisition.
@@ -62,17 +58,16 @@ func Dial(endpoints []string, opts ...grpc.DialOption) (*Client, error) {
 			BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.5, MaxDelay: time.Second}}),
 	}, opts...)
 	c := &Client{leases: map[*Lease]struct{}{}}
-	c.closing, c.close = context.WithCancel(context.Background())
-	var stubs []pb.LockServiceClient
-	for _, endpoint := range append(endpoints[:len(endpoints):len(endpoints)], endpoints...) {
-		conn, err := grpc.Dial(strings.TrimPrefix(endpoint, "http://"), opts...) //nolint:staticcheck // old releases have no NewClient
-		if err != nil {
-			c.Close()
-			return nil, fmt.Errorf("fencepost: %s: %w", endpoint, err)
+	for _, stubs := range []*[]pb.LockServiceClient{&c.calls, &c.streams} {
+		for _, endpoint := range endpoints {
+			conn, err := grpc.Dial(strings.TrimPrefix(endpoint, "http://"), opts...) //nolint:staticcheck // old releases have no NewClient
+			if err != nil {
+				c.Close()
+				return nil, fmt.Errorf("fencepost: %s: %w", endpoint, err)
+			}
+			c.conns, *stubs = append(c.conns, conn), append(*stubs, pb.NewLockServiceClient(conn))
 		}
-		c.conns, stubs = append(c.conns, conn), append(stubs, pb.NewLockServiceClient(conn))
 	}
-	c.calls, c.streams = stubs[:len(endpoints)], stubs[len(endpoints):]
 	return c, nil
 }
 
@@ -83,52 +78,24 @@ func (c *Client) Calls() []pb.LockServiceClient { return c.calls }
 // are left are lost ([Closed]), and given back though their work may not have stopped. Acquisitions end with [ErrClosed].
 func (c *Client) Close() {
 	c.mu.Lock()
-	c.close()
-	left := c.leases
+	leases := c.leases
 	c.leases = nil
-	c.busy.Add(len(left))
 	c.mu.Unlock()
-	for lease := range left {
-		lease.end(&Lost{Closed})
+	for lease := range leases {
+		lease.end(&Lost{Closed}) // whoever still works has to know before the lock is free
 	}
-	for lease := range left {
-		go c.letGo(lease)
+	var returning sync.WaitGroup
+	for lease := range leases {
+		returning.Add(1)
+		go func(lease *Lease) {
+			defer returning.Done()
+			lease.Release(context.Background())
+		}(lease)
 	}
-	c.busy.Wait()
-	c.closed.Store(true)
+	returning.Wait()
 	for _, conn := range c.conns {
 		conn.Close()
 	}
-}
-
-// unlessClosed does something that Close will see.
-func (c *Client) unlessClosed(do func()) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.closing.Err() != nil {
-		return ErrClosed
-	}
-	do()
-	return nil
-}
-
-// letGo gives back what nobody holds any more; busy counts it.
-func (c *Client) letGo(lease *Lease) {
-	defer c.busy.Done()
-	lease.Release(context.Background())
-}
-
-// untilClosed is a context that Close ends as well.
-func (c *Client) untilClosed(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancel(ctx)
-	go func() {
-		select {
-		case <-c.closing.Done():
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
-	return ctx, cancel
 }
 
 // Acquire takes the lock and keeps it until [Lease.Release]. When the context is done the acquisition ends, and later
@@ -136,138 +103,126 @@ func (c *Client) untilClosed(ctx context.Context) (context.Context, context.Canc
 //
 // The error is *[Refused], *[Invalid], *[Unavailable], [ErrSpent], [ErrClosed] or the context's.
 func (c *Client) Acquire(ctx context.Context, resource string, o Options) (*Lease, error) {
-	if err := c.unlessClosed(func() { c.busy.Add(1) }); err != nil {
-		return nil, err
-	}
-	defer c.busy.Done()
-	trying, stop := c.untilClosed(ctx)
-	defer stop()
-	stopped := func() error {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		return ErrClosed
-	}
-	req := &pb.AcquireRequest{
-		Resource: resource, Owner: o.Owner, Ttl: durationpb.New(o.TTL), Labels: o.Labels, RequestId: o.RequestID}
+	l := &Lease{Resource: resource, Owner: o.Owner, client: c, ownID: o.RequestID == "", own: o.Owner == "" && o.RequestID == ""}
 	if o.Owner == "" {
 		host, _ := os.Hostname()
-		req.Owner = fmt.Sprintf("%.50s-%d-%x", host, os.Getpid(), random(6))
+		l.Owner = fmt.Sprintf("%.50s-%d-%x", host, os.Getpid(), random(6))
 	}
-	if o.RequestID == "" {
-		req.RequestId = fmt.Sprintf("%x", random(16))
+	l.request = &pb.AcquireRequest{
+		Resource: resource, Owner: l.Owner, Ttl: durationpb.New(o.TTL), Labels: o.Labels, RequestId: o.RequestID}
+	if l.ownID {
+		l.request.RequestId = fmt.Sprintf("%x", random(16))
 	}
-	end, unheard := now()+o.Wait, false
+	work, stopWork := context.WithCancel(ctx)
+	keeping, stopKeeping := context.WithCancel(context.Background())
+	l.work, l.keeping, l.stop = work, keeping, func() { stopKeeping(); stopWork() }
+	l.asking.Lock() // whoever wants to give it back waits
+	defer l.asking.Unlock()
+	c.mu.Lock()
+	open := c.leases != nil
+	if open {
+		c.leases[l] = struct{}{}
+	}
+	c.mu.Unlock()
+	if !open {
+		l.stop()
+		return nil, ErrClosed
+	}
+
+	budget := o.Wait
+	if o.Wait == 0 {
+		budget = callTime
+	}
+	err := c.repeat(work, budget, o.Wait > 0, l.acquire)
+	if lost, is := l.Err().(*Lost); is && lost.Reason == Closed {
+		err = ErrClosed
+	} else if err != nil && ctx.Err() != nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		go l.Release(context.Background()) // also what may have been granted without an answer
+		return nil, err
+	}
+	go l.renew()
+	go l.stream(0, func() {})
+	return l, nil
+}
+
+// With works while it holds the lock, and releases on the way out, also from a panic. The work's context is done when
+// the lease is lost: return then. The error is that of [Client.Acquire], *[Lost] (which names the work's), or the work's.
+func (c *Client) With(ctx context.Context, resource string, o Options, work func(context.Context, *Lease) error) (
+	err error) {
+	lease, err := c.Acquire(ctx, resource, o)
+	if err != nil {
+		return err
+	}
 	defer func() {
-		if unheard && o.Owner == "" && o.RequestID == "" { // else a later acquisition of the same may hold it by now
-			c.busy.Add(1)
-			go c.giveBack(req)
+		var lost *Lost
+		if released := lease.Release(ctx); errors.As(released, &lost) { // other failures leave the lease to its deadline
+			if err != nil {
+				released = fmt.Errorf("%w (the work: %v)", lost, err)
+			}
+			err = released
 		}
 	}()
-	for tries, spent := 1, 0; ; tries++ {
-		limit := callTime
-		if o.Wait > 0 {
-			limit = shorter(limit, end-now())
-		}
-		answer, sent, _, err := call(trying, c, limit, pb.LockServiceClient.Acquire, req)
-		if err == nil && answer.Acquired {
-			var lease *Lease
-			if lease, err = c.hold(ctx, answer.Lock, sent); !isUnavailable(err) {
-				unheard = false
-				return lease, err
-			}
-		} else if err == ErrSpent && o.RequestID == "" && spent < 3 {
-			spent++
-			req.RequestId, unheard = fmt.Sprintf("%x", random(16)), false // granted by a try whose answer was lost, and over
-			if !sleep(trying, backOff(spent)) {
-				return nil, stopped()
-			}
-			continue
-		}
-		pause := longer(backOff(tries), retryDelay(err))
-		if err == nil {
-			holder := answer.GetHolder()
-			pause = shorter(pause, holder.GetRemaining().AsDuration()+backOff(1)) // then it is free, or was renewed
-			err, unheard = &Refused{holder}, false
-		} else if unheard = isUnavailable(err); !unheard {
-			return nil, err
-		}
-		if left := end - now(); left < pause+50*time.Millisecond { // too little for another try
-			pause, o.Wait = left, 0
-		}
-		if !sleep(trying, pause) {
-			return nil, stopped()
-		}
-		if o.Wait == 0 {
-			return nil, err
-		}
-	}
+	return work(lease.Context(), lease)
 }
 
-// giveBack asks what became of a try nobody heard of, and undoes it.
-func (c *Client) giveBack(req *pb.AcquireRequest) {
-	defer c.busy.Done()
-	answer, _, _, err := call(context.Background(), c, 2*time.Second, pb.LockServiceClient.Acquire, req)
-	if err == nil && answer.Acquired {
-		c.release(context.Background(), answer.Lock)
-	}
-}
-
-func (c *Client) release(ctx context.Context, lock *pb.Lock) error {
-	req := &pb.ReleaseRequest{Resource: lock.GetResource(), Owner: lock.GetOwner(), FencingToken: lock.GetFencingToken()}
-	_, _, repeated, err := call(ctx, c, callTime, pb.LockServiceClient.Release, req)
-	var lost *Lost
-	if repeated && errors.As(err, &lost) && lost.Reason == "LOCK_NOT_FOUND" {
-		return nil // by the try before, whose answer was lost
-	}
-	return err
-}
-
-// call asks one endpoint after the other until one answers, each with its share of the time. It tells when the last try
-// was sent, and whether another may have happened before it.
+// call asks the server whose turn it is. When that fails, it is the next one's. It tells when the request was sent.
 func call[Q, A any](ctx context.Context, c *Client, limit time.Duration,
 	rpc func(pb.LockServiceClient, context.Context, Q, ...grpc.CallOption) (A, error), request Q,
-) (answer A, sent time.Duration, repeated bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, limit)
+) (answer A, sent time.Duration, err error) {
+	turn, n := c.nextCall.Load(), len(c.calls)
+	// A server that hangs does not use up the others' time.
+	ctx, cancel := context.WithTimeout(ctx, shorter(limit, callTime)/time.Duration(n))
 	defer cancel()
-	end, _ := ctx.Deadline()
-	n, first := len(c.calls), int(c.firstCall.Load())
-	asked := time.Duration(0) // by the servers of this round
-	strange := 0              // how many in a row may be no Fencepost at all, such as a proxy's default
-	for try := 0; ; try++ {
-		i := (first + try) % n
-		share, done := context.WithTimeout(ctx, time.Until(end)/time.Duration(n-try%n))
-		sent = now()
-		answer, err = rpc(c.calls[i], share, request)
-		done()
-		if err = meaning(err); isStrange(err) {
-			strange++
-		} else {
-			strange = 0
+	sent = now()
+	answer, err = rpc(c.calls[turn], ctx, request)
+	if err = meaning(err); isUnavailable(err) {
+		c.nextCall.CompareAndSwap(turn, (turn+1)%int32(n))
+	}
+	return answer, sent, err
+}
+
+// repeat asks until there is an answer, or the time is over. Refused is an answer unless it is to wait. What is final is
+// not repeated once all servers have said so: one may be no Fencepost at all, such as a proxy's default.
+func (c *Client) repeat(ctx context.Context, budget time.Duration, wait bool, ask func(context.Context, time.Duration) error) error {
+	end, n, final := now()+budget, len(c.calls), 0
+	for tries := 1; ; tries++ {
+		err := ask(ctx, end-now())
+		pause := pause(tries, err)
+		switch why := err.(type) {
+		case *Refused:
+			if !wait {
+				return err
+			}
+			pause = shorter(pause, why.Holder.GetRemaining().AsDuration()+part(20*time.Millisecond)) // then it is free, or renewed
+		case *Unavailable:
+			if tries%n > 0 {
+				pause = 0 // the next one may do it
+			}
+			if final++; !why.Final {
+				final = 0
+			}
+		default:
+			return err
 		}
-		if (strange == 0 || strange == n) && !isUnavailable(err) {
-			c.firstCall.Store(int32(i))
-			return
-		} else if c.closed.Load() {
-			err = ErrClosed
-			return
+		left := end - now()
+		last := left < pause+50*time.Millisecond // in less no server could answer
+		if final == n || last && !wait || !sleep(ctx, shorter(pause, left)) || last {
+			return err
 		}
-		asked = longer(asked, retryDelay(err))
-		pause := time.Duration(0)
-		if try%n == n-1 { // each has failed
-			pause, asked = longer(asked, 50*time.Millisecond+backOff(try/n+2)), 0
-		}
-		if time.Until(end) <= pause || !sleep(ctx, pause) {
-			return
-		}
-		repeated = true
 	}
 }
 
-// backOff is a random pause below a bound that doubles from failure to failure, from 20 ms to 1 s.
-func backOff(failures int) time.Duration {
-	bound := shorter(20*time.Millisecond<<shorter(time.Duration(failures-1), 6), time.Second)
-	return 2*time.Millisecond + part(bound)
+// pause is random below a bound that doubles from failure to failure, from 20 ms to 1 s, or what the server asks for,
+// where that is longer.
+func pause(failures int, err error) time.Duration {
+	random := 2*time.Millisecond + part(shorter(20*time.Millisecond<<shorter(time.Duration(failures-1), 6), time.Second))
+	if unavailable, is := err.(*Unavailable); is {
+		return longer(random, unavailable.delay)
+	}
+	return random
 }
 
 func part(d time.Duration) time.Duration {

@@ -12,11 +12,11 @@ import (
 	pb "github.com/fencepost/fencepost-go/fencepostv1"
 )
 
-// Unconfirmed is the reason of a loss that no server told: nothing was confirmed before the holder's own deadline.
-const Unconfirmed = "UNCONFIRMED"
-
-// Closed is the reason of a loss that [Client.Close] made.
-const Closed = "CLOSED"
+// Reasons of a loss that no server told.
+const (
+	Unconfirmed = "UNCONFIRMED" // nothing was confirmed before the holder's own deadline
+	Closed      = "CLOSED"      // by [Client.Close]
+)
 
 var (
 	// ErrSpent says that the caller's RequestID was used before, and what it got was renewed or is over.
@@ -36,30 +36,31 @@ type Lost struct{ Reason string }
 // Invalid names the fields that the server does not take.
 type Invalid struct{ Fields []string }
 
-// Unavailable says that no server could do it now. It may have happened all the same.
-type Unavailable struct{ Cause error }
+// Unavailable says that no server could do it now; it may have happened all the same. Final ones are not worth
+// repeating: a bug of the server, or no Fencepost server.
+type Unavailable struct {
+	Cause error
+	Final bool
+	delay time.Duration // for how long the server wants to be left alone
+}
 
 func (e *Refused) Error() string     { return "fencepost: held by " + e.Holder.GetOwner() }
 func (e *Lost) Error() string        { return "fencepost: the lease is lost: " + e.Reason }
 func (e *Invalid) Error() string     { return "fencepost: invalid: " + strings.Join(e.Fields, ", ") }
 func (e *Unavailable) Error() string { return "fencepost: not available: " + e.Cause.Error() }
 
-// lostWork is the error of work that lost its lease. [errors.Is] and [errors.As] find the loss first, and then the work's.
-type lostWork struct{ lost, work error }
-
-func (e *lostWork) Error() string              { return e.lost.Error() + " (the work: " + e.work.Error() + ")" }
-func (e *lostWork) Is(target error) bool       { return errors.Is(e.lost, target) }
-func (e *lostWork) As(target interface{}) bool { return errors.As(e.lost, target) }
-func (e *lostWork) Unwrap() error              { return e.work }
-
 // Unwrap gives the gRPC status.
 func (e *Unavailable) Unwrap() error { return e.Cause }
 
-// meaning of a call's error: one of the above, or what is not worth repeating (a bug of the server, or no Fencepost).
-// Only a reason of our domain ends a lease, for a proxy may make up any code.
+// meaning of a call's error: nil, or one of the above. Only a reason of our domain ends a lease, for a proxy may make up
+// any code.
 func meaning(err error) error {
+	if err == nil {
+		return nil
+	}
 	var reason string
 	var fields []string
+	unavailable := &Unavailable{Cause: err}
 	for _, detail := range status.Convert(err).Details() {
 		switch detail := detail.(type) {
 		case *errdetails.ErrorInfo:
@@ -70,6 +71,8 @@ func meaning(err error) error {
 			for _, violation := range detail.FieldViolations {
 				fields = append(fields, violation.Field)
 			}
+		case *errdetails.RetryInfo:
+			unavailable.delay = detail.RetryDelay.AsDuration()
 		}
 	}
 	switch reason {
@@ -79,32 +82,13 @@ func meaning(err error) error {
 		return ErrSpent
 	case "INVALID_REQUEST":
 		return &Invalid{fields}
-	case "INTERNAL":
-		return err
 	}
 	switch status.Code(err) {
-	case codes.OK, codes.InvalidArgument, codes.Unimplemented, codes.Unauthenticated:
-		return err
+	case codes.InvalidArgument, codes.Unimplemented, codes.Unauthenticated:
+		unavailable.Final = true
 	}
-	return &Unavailable{err}
-}
-
-// retryDelay is how long the server asks to wait.
-func retryDelay(err error) (delay time.Duration) {
-	if unavailable, is := err.(*Unavailable); is {
-		for _, detail := range status.Convert(unavailable.Cause).Details() {
-			if info, is := detail.(*errdetails.RetryInfo); is {
-				delay = longer(delay, info.GetRetryDelay().AsDuration())
-			}
-		}
-	}
-	return delay
-}
-
-// isStrange tells a status that no repetition mends, though another server may.
-func isStrange(err error) bool {
-	_, is := status.FromError(err)
-	return is && err != nil
+	unavailable.Final = unavailable.Final || reason == "INTERNAL"
+	return unavailable
 }
 
 func isUnavailable(err error) bool {

@@ -3,6 +3,7 @@ package fencepost
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -16,14 +17,18 @@ type Lease struct {
 	FencingToken int64  // larger than that of every earlier lease: hand it to the resource with every write
 
 	client        *Client
-	lock          *pb.Lock        // as it was granted
+	request       *pb.AcquireRequest
+	own, ownID    bool            // its owner and its request id, or only this, were made up here
 	work, keeping context.Context // of the holder's work, and of what renews
 	stop          func()          // ends both
-	once          sync.Once
-	outcome       error // of the release
+
+	asking   sync.Mutex // held by what acquires or releases it
+	unheard  bool       // whether a try may have done it without an answer
+	returned bool
+	outcome  error // of the release
 
 	mu      sync.Mutex
-	until   time.Duration // its deadline on our clock, from the safe side
+	until   time.Duration // its deadline on our clock, from the safe side; 0 before it is granted
 	overdue time.Duration // with no other confirmation by then something is wrong
 	err     error         // why it is over
 }
@@ -40,84 +45,12 @@ func (l *Lease) Remaining() (left time.Duration) {
 // Err is nil while the lease is held, by the clock alone, and then *[Lost] or [ErrReleased].
 func (l *Lease) Err() error { return l.judge(func(time.Duration) {}) }
 
-// Release ends the renewals and gives the lock back, once the work has stopped: also when the context is done. The
-// error is *[Lost] when the lease was over before. Called again it says the same.
-func (l *Lease) Release(ctx context.Context) error {
-	l.once.Do(func() {
-		before := l.end(ErrReleased)
-		defer l.forget()
-		reason := Unconfirmed
-		if before != nil {
-			reason = before.(*Lost).Reason
-		}
-		if reason == Unconfirmed || reason == Closed { // else there is nothing to give back
-			if ctx.Err() != nil {
-				ctx = context.Background()
-			}
-			l.outcome = l.client.release(ctx, l.lock)
-		}
-		if before != nil {
-			l.outcome = before
-		}
-	})
-	return l.outcome
-}
-
-// With works while it holds the lock, and releases on the way out, also from a panic. The work's context is done when
-// the lease is lost: return then. The error is that of [Client.Acquire], *[Lost] (and
-// the work's within), or the work's own.
-func (c *Client) With(ctx context.Context, resource string, o Options, work func(context.Context, *Lease) error) (
-	err error) {
-	lease, err := c.Acquire(ctx, resource, o)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		var lost *Lost
-		if released := lease.Release(ctx); errors.As(released, &lost) { // other failures leave the lease to its deadline
-			if err != nil {
-				released = &lostWork{released, err}
-			}
-			err = released
-		}
-	}()
-	return work(lease.Context(), lease)
-}
-
-func (l *Lease) forget() {
-	l.client.mu.Lock()
-	defer l.client.mu.Unlock()
-	delete(l.client.leases, l)
-}
-
-// hold keeps what was granted to a request of that time, unless it is over by now, or the client is closed.
-func (c *Client) hold(ctx context.Context, lock *pb.Lock, sent time.Duration) (*Lease, error) {
-	l := &Lease{client: c, lock: lock}
-	l.Resource, l.Owner, l.FencingToken = lock.GetResource(), lock.GetOwner(), lock.GetFencingToken()
-	work, stopWork := context.WithCancel(ctx)
-	keeping, stopKeeping := context.WithCancel(context.Background())
-	l.work, l.keeping, l.stop = work, keeping, func() { stopKeeping(); stopWork() }
-	l.extend(lock, sent, sent+lock.GetRemaining().AsDuration())
-	if l.Err() != nil {
-		return nil, &Unavailable{errors.New("the answer took as long as the lease")}
-	}
-	if err := c.unlessClosed(func() { c.leases[l] = struct{}{} }); err != nil {
-		c.busy.Add(1) // the acquisition is counted still
-		go c.letGo(l)
-		return nil, err
-	}
-	go l.watch()
-	go l.renew()
-	go l.stream(0, func() {})
-	return l, nil
-}
-
-// judge looks at the clock, and lets do something about a lease that is held then. It says why one was over before.
+// judge looks at the clock, and lets do something about a lease that is not over. It says why one was over before.
 func (l *Lease) judge(held func(t time.Duration)) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	t := now()
-	if l.err == nil && t >= l.until {
+	if l.err == nil && l.until > 0 && t >= l.until {
 		l.err = &Lost{Unconfirmed}
 		l.stop()
 	}
@@ -133,49 +66,103 @@ func (l *Lease) end(why error) error {
 	return l.judge(func(time.Duration) { l.err = why; l.stop() })
 }
 
-// confirm takes a renewal that was asked for, or read, at seen.
+func (l *Lease) endIfLost(err error) bool {
+	lost, is := err.(*Lost)
+	if is {
+		l.end(lost)
+	}
+	return is
+}
+
+// confirm takes a renewal that was asked for, or read, at seen. It never shortens the lease.
 func (l *Lease) confirm(lock *pb.Lock, seen, until time.Duration) {
-	l.judge(func(time.Duration) { l.extend(lock, seen, until) })
-}
-
-// extend moves the deadlines, and never to an earlier time. The margin is for clocks that drift, and to stop in.
-func (l *Lease) extend(lock *pb.Lock, seen, until time.Duration) {
 	ttl := lock.GetTtl().AsDuration()
-	if until -= longer(shorter(ttl/10, 500*time.Millisecond), ttl/2000); until > l.until {
-		l.until = until
-	}
-	if overdue := seen + shorter(ttl*2/5, 30*time.Second); overdue > l.overdue {
-		l.overdue = overdue
-	}
+	until -= longer(shorter(ttl/10, 500*time.Millisecond), ttl/2000) // clocks drift, and to stop takes time
+	l.judge(func(t time.Duration) {
+		if until > t {
+			l.until = longer(l.until, until)
+			l.overdue = longer(l.overdue, seen+shorter(ttl*2/5, 30*time.Second))
+		}
+	})
 }
 
-// watch ends the lease at its deadline. Go's timers stand still while the machine sleeps, so it looks once a second.
-func (l *Lease) watch() {
-	for left := l.Remaining(); left > 0; left = l.Remaining() {
-		sleep(l.keeping, shorter(left, time.Second))
+// acquire tries once.
+func (l *Lease) acquire(ctx context.Context, limit time.Duration) error {
+	answer, sent, err := call(ctx, l.client, limit, pb.LockServiceClient.Acquire, l.request)
+	switch {
+	case err == ErrSpent && l.ownID: // granted by a try whose answer was lost, or late
+		l.request.RequestId, l.unheard = fmt.Sprintf("%x", random(16)), false
+		return &Unavailable{Cause: err}
+	case err != nil:
+		l.unheard = err != ErrSpent && l.unheard || isUnavailable(err)
+		return err
+	case !answer.Acquired:
+		l.unheard = false
+		return &Refused{answer.GetHolder()}
 	}
-	if l.Err() != ErrReleased { // else once it is given back
-		l.forget()
+	if l.confirm(answer.Lock, sent, sent+answer.Lock.GetRemaining().AsDuration()); l.until == 0 {
+		l.unheard = true
+		return &Unavailable{Cause: errors.New("the answer took as long as the lease")}
 	}
+	l.FencingToken, l.unheard = answer.Lock.GetFencingToken(), false
+	return nil
 }
 
-// renew calls Renew while the streams do not renew, with a quarter of the time left for each try.
+// Release ends the renewals and gives the lock back, once the work has stopped: also when the context is done. The
+// error is *[Lost] when the lease was over before. Called again it says the same.
+func (l *Lease) Release(ctx context.Context) error {
+	l.asking.Lock()
+	defer l.asking.Unlock()
+	if l.returned {
+		return l.outcome
+	}
+	l.returned, l.outcome = true, l.end(ErrReleased)
+	if ctx.Err() != nil {
+		ctx = context.Background()
+	}
+	if l.unheard && l.own { // else the caller may hold it by another acquisition
+		answer, _, _ := call(ctx, l.client, callTime, pb.LockServiceClient.Acquire, l.request)
+		l.FencingToken, l.unheard = answer.GetLock().GetFencingToken(), false
+	}
+	lost, is := l.outcome.(*Lost)
+	if l.FencingToken > 0 && (!is || lost.Reason == Unconfirmed || lost.Reason == Closed) { // else a server has said it
+		if err := l.client.repeat(ctx, callTime, false, l.release); !is {
+			l.outcome = err
+		}
+	}
+	l.client.mu.Lock()
+	defer l.client.mu.Unlock()
+	delete(l.client.leases, l)
+	return l.outcome
+}
+
+func (l *Lease) release(ctx context.Context, limit time.Duration) error {
+	req := &pb.ReleaseRequest{Resource: l.Resource, Owner: l.Owner, FencingToken: l.FencingToken}
+	_, _, err := call(ctx, l.client, limit, pb.LockServiceClient.Release, req)
+	if lost, is := err.(*Lost); is && l.unheard && lost.Reason == "LOCK_NOT_FOUND" {
+		return nil // by the try before, whose answer was lost
+	}
+	l.unheard = isUnavailable(err)
+	return err
+}
+
+// renew calls Renew while the streams do not renew, with a quarter of the time left for each try, and ends the lease at
+// its deadline. Go's timers stand still while the machine sleeps, so it looks once a second.
 func (l *Lease) renew() {
 	req := &pb.RenewRequest{Resource: l.Resource, Owner: l.Owner, FencingToken: l.FencingToken}
-	for tries := 1; l.keeping.Err() == nil; tries++ {
-		var left, early time.Duration
-		l.judge(func(t time.Duration) { left, early = l.until-t, l.overdue-t })
+	var left, early time.Duration
+	for tries := 1; l.judge(func(t time.Duration) { left, early = l.until-t, l.overdue-t }) == nil; tries++ {
 		if early > 0 {
 			tries = 0
-			sleep(l.keeping, shorter(early, time.Second))
+			sleep(l.keeping, shorter(shorter(early, left), time.Second))
 			continue
 		}
-		answer, sent, _, err := call(l.keeping, l.client, shorter(callTime, left/4), pb.LockServiceClient.Renew, req)
+		answer, sent, err := call(l.keeping, l.client, left/4, pb.LockServiceClient.Renew, req)
 		if err == nil {
 			l.confirm(answer.Lock, sent, sent+answer.Lock.GetRemaining().AsDuration())
 		}
 		l.endIfLost(err)
-		sleep(l.keeping, 5*time.Millisecond+shorter(longer(backOff(tries), retryDelay(err)), left/4)) // a lease cannot wait for long
+		sleep(l.keeping, 5*time.Millisecond+shorter(pause(tries, err), left/4)) // a lease cannot wait for long
 	}
 }
 
@@ -184,14 +171,14 @@ func (l *Lease) renew() {
 func (l *Lease) stream(failures int, dropLast func()) {
 	ctx, drop := context.WithCancel(l.keeping)
 	defer drop()
-	first := l.client.firstStream.Load()
+	turn, n := l.client.nextStream.Load(), len(l.client.streams)
 	quiet := time.AfterFunc(shorter(callTime, l.Remaining()/2), drop) // a server may hang
 	defer quiet.Stop()
 	var next *time.Timer
 	var base time.Duration // the first word's deadline, from just before it was asked for
 	var ends time.Time     // the same by the database's clock
 	asked := now()
-	words, err := l.client.streams[first].KeepAlive(ctx,
+	words, err := l.client.streams[turn].KeepAlive(ctx,
 		&pb.KeepAliveRequest{Resource: l.Resource, Owner: l.Owner, FencingToken: l.FencingToken})
 	for err == nil {
 		var word *pb.KeepAliveResponse
@@ -217,22 +204,11 @@ func (l *Lease) stream(failures int, dropLast func()) {
 	if err = meaning(err); l.endIfLost(err) || handedOver || l.keeping.Err() != nil {
 		return
 	}
-	l.client.firstStream.CompareAndSwap(first, (first+1)%int32(len(l.client.streams)))
-	pause := backOff(failures + 1)
-	if (failures+1)%len(l.client.streams) == 0 { // each has failed
-		if pause = longer(pause, retryDelay(err)); isStrange(err) {
-			pause = 30 * time.Second // repeating does not help
-		}
+	l.client.nextStream.CompareAndSwap(turn, (turn+1)%int32(n))
+	if failures++; failures%n > 0 {
+		err = nil // of a server that is not asked next
 	}
-	if sleep(l.keeping, pause) {
-		go l.stream(failures+1, dropLast)
+	if sleep(l.keeping, shorter(pause(failures, err), l.Remaining()/4)) {
+		go l.stream(failures, dropLast)
 	}
-}
-
-func (l *Lease) endIfLost(err error) bool {
-	lost, is := err.(*Lost)
-	if is {
-		l.end(lost)
-	}
-	return is
 }
