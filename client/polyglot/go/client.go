@@ -47,10 +47,14 @@ type Options struct {
 }
 
 // Dial makes a client for the endpoints ("host:port" or "http://host:port") of one Fencepost, and connects in the
-// background. The servers have no TLS: unless a proxy has, pass grpc.WithTransportCredentials(insecure.NewCredentials()).
+// background. Without options there is no TLS, as the servers have none; for a proxy's, and with any other options, pass
+// grpc.WithTransportCredentials as well.
 func Dial(endpoints []string, opts ...grpc.DialOption) (*Client, error) {
 	if len(endpoints) == 0 {
 		return nil, errors.New("fencepost: no endpoints")
+	}
+	if len(opts) == 0 {
+		opts = append(opts, grpc.WithInsecure()) //nolint:staticcheck // old releases have no insecure.NewCredentials
 	}
 	opts = append([]grpc.DialOption{
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 3 * time.Second}),

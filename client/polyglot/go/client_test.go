@@ -98,7 +98,7 @@ func serve(t *testing.T, implementation *server, options ...grpc.ServerOption) s
 }
 
 func dial(t *testing.T, endpoints ...string) *Client {
-	c, err := Dial(endpoints, grpc.WithInsecure()) //nolint:staticcheck // as old as Debian's
+	c, err := Dial(endpoints)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -84,7 +83,7 @@ func (a *agent) do(ctx context.Context, c command) answer {
 			a.client.Close()
 		}
 		var err error
-		if a.client, err = fencepost.Dial(c.Endpoints, grpc.WithInsecure()); err != nil { //nolint:staticcheck // as old as Debian's
+		if a.client, err = fencepost.Dial(c.Endpoints); err != nil {
 			return failure(err)
 		}
 		return answer{}
