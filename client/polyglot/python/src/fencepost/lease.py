@@ -125,7 +125,8 @@ class Lease:
         self._heard.put((None, None))  # The keeper wakes up.
         if self._on_lost is not None and self.fencing_token and reason != "RELEASED":
             # In a thread of its own, for it may wait, or give the lease back.
-            threading.Thread(target=self._on_lost, args=(self,), daemon=True).start()
+            with contextlib.suppress(RuntimeError):  # The interpreter ends, and takes no new one.
+                threading.Thread(target=self._on_lost, args=(self,), daemon=True).start()
 
     def _trust(self, lock: pb.Lock, granted: float, seen: float) -> None:
         """Until a margin before the end, which counts from before it was asked for. Never for less than before."""
@@ -169,13 +170,15 @@ class Lease:
         with self._asking:
             if client._pid != os.getpid() or self not in client._leases:
                 return
-            client._leases.discard(self)
-            # Who chose the owner or the id may have the lock by another acquisition.
-            if self._unheard and self._own_id and self._own_owner:
-                answer, _ = client._call("Acquire", self._request, budget)
-                self.fencing_token = answer.lock.fencing_token
-            if self.fencing_token and reason in (None, "UNCONFIRMED", "CLOSED"):  # Else a server has said it.
-                client._repeat(self._release, budget)
+            try:
+                # Who chose the owner or the id may have the lock by another acquisition.
+                if self._unheard and self._own_id and self._own_owner:
+                    answer, _ = client._call("Acquire", self._request, budget)
+                    self.fencing_token, self._unheard = answer.lock.fencing_token, False
+                if self.fencing_token and reason in (None, "UNCONFIRMED", "CLOSED"):  # Else a server has said it.
+                    client._repeat(self._release, budget)
+            finally:
+                client._leases.discard(self)
 
     def _abandon(self, budget: float) -> None:
         with contextlib.suppress(FencepostError):  # Then it runs out.
@@ -195,15 +198,15 @@ class Lease:
         open_at, silent_at, renew_at = -math.inf, math.inf, -math.inf
         try:
             while self.reason is None:
-                time, left = now(), self.remaining
-                if time >= open_at:
-                    at, open_at, silent_at = client._stream_at, math.inf, time + min(client.timeout, left / 2)
+                began, left = now(), self.remaining
+                if began >= open_at:
+                    at, open_at, silent_at = client._stream_at, math.inf, began + min(client.timeout, left / 2)
                     streams.append(client._streams[at].KeepAlive(pb.KeepAliveRequest(**self._key())))
-                    threading.Thread(target=self._listen, args=(streams[-1], time), daemon=True).start()
-                if time >= silent_at:
+                    threading.Thread(target=self._listen, args=(streams[-1], began), daemon=True).start()
+                if began >= silent_at:
                     silent_at = math.inf
                     streams[-1].cancel()  # Its listener says the rest.
-                if time >= max(self._overdue, renew_at):
+                if began >= max(self._overdue, renew_at):
                     try:  # With a quarter of what is left for each try, there are others.
                         answer, sent = client._call("Renew", pb.RenewRequest(**self._key()), left / 4)
                         self._trust(answer.lock, sent, sent)
