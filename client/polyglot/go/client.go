@@ -191,19 +191,23 @@ func call[Q, A any](ctx context.Context, c *Client, limit time.Duration,
 // repeat asks until there is an answer, or the time is over. Refused is an answer unless it is to wait. What is final is
 // not repeated once all servers have said so: one may be no Fencepost at all, such as a proxy's default.
 func (c *Client) repeat(ctx context.Context, budget time.Duration, wait bool, ask func(context.Context, time.Duration) error) error {
-	end, n, final := now()+budget, len(c.calls), 0
+	end, n, final, holder := now()+budget, len(c.calls), 0, ""
 	for tries := 1; ; tries++ {
 		err := ask(ctx, end-now())
-		pause := pause(tries, err)
+		var rest time.Duration
 		switch why := err.(type) {
 		case *Refused:
 			if !wait {
 				return err
 			}
-			pause = shorter(pause, why.Holder.GetRemaining().AsDuration()+part(20*time.Millisecond)) // then it is free, or renewed
+			if owner := why.Holder.GetOwner(); owner != holder {
+				tries, holder = 1, owner // where it goes round, nobody sleeps for long
+			}
+			// Then it is free, or was renewed.
+			rest = shorter(pause(tries, err), why.Holder.GetRemaining().AsDuration()+part(20*time.Millisecond))
 		case *Unavailable:
-			if tries%n > 0 {
-				pause = 0 // the next one may do it
+			if tries%n == 0 { // else the next one may do it
+				rest = pause(tries, err)
 			}
 			if final++; !why.Final {
 				final = 0
@@ -212,8 +216,8 @@ func (c *Client) repeat(ctx context.Context, budget time.Duration, wait bool, as
 			return err
 		}
 		left := end - now()
-		last := left < pause+50*time.Millisecond // in less no server could answer
-		if final == n || last && !wait || !sleep(ctx, shorter(pause, left)) || last {
+		last := left < rest+50*time.Millisecond // in less no server could answer
+		if final == n || last && !wait || !sleep(ctx, shorter(rest, left)) || last {
 			return err
 		}
 	}

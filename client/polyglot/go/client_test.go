@@ -3,6 +3,7 @@ package fencepost
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"reflect"
 	"sync"
@@ -23,6 +24,7 @@ type server struct {
 	pb.UnimplementedLockServiceServer
 	mu          sync.Mutex
 	asked       []string
+	taken       bool          // by another one each time
 	acquireTime time.Duration // of the first one
 	streamTime  time.Duration // 0: streams do not work
 }
@@ -53,7 +55,11 @@ func lock(ttl time.Duration) *pb.Lock {
 }
 
 func (s *server) Acquire(ctx context.Context, r *pb.AcquireRequest) (*pb.AcquireResponse, error) {
-	if s.hear("Acquire"); s.count("Acquire") == 1 {
+	s.hear("Acquire")
+	if n := s.count("Acquire"); s.taken {
+		holder := &pb.Holder{Owner: fmt.Sprint("no ", n), Remaining: durationpb.New(2 * time.Second)}
+		return &pb.AcquireResponse{Holder: holder}, nil
+	} else if n == 1 {
 		time.Sleep(s.acquireTime)
 	}
 	return &pb.AcquireResponse{Acquired: true, Lock: lock(r.Ttl.AsDuration())}, nil
@@ -155,6 +161,14 @@ func TestOneThatIsAwayMayBeAFencepost(t *testing.T) {
 	_, err = dial(t, serve(t, nil), away.Addr().String()).Acquire(context.Background(), "a", Options{TTL: time.Second, Wait: 600 * time.Millisecond})
 	if err == nil || time.Since(begun) < 500*time.Millisecond {
 		t.Fatal(err, time.Since(begun))
+	}
+}
+
+func TestNobodySleepsForLongWhereALockGoesRound(t *testing.T) {
+	s := &server{taken: true}
+	_, err := dial(t, serve(t, s)).Acquire(context.Background(), "a", Options{TTL: time.Second, Wait: time.Second})
+	if _, refused := err.(*Refused); !refused || s.count("Acquire") < 20 {
+		t.Fatal(err, s.count("Acquire"))
 	}
 }
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from fencepost import Client, Invalid, Lost, Unavailable
+from fencepost import Client, Invalid, Lost, Refused, Unavailable
 from fencepost.v1 import lock_service_pb2 as pb
 from fencepost.v1 import lock_service_pb2_grpc as rpc
 
@@ -27,6 +27,7 @@ class Server(rpc.LockServiceServicer):
 
     def __init__(self, streams: bool = False) -> None:
         self.asked: list[str] = []
+        self.taken = False  # By another one each time.
         self.streams, self.stream_time, self.acquire_time = streams, 60.0, 0.0
 
     def lock(self, request: Any) -> Any:
@@ -37,6 +38,8 @@ class Server(rpc.LockServiceServicer):
 
     def Acquire(self, request: Any, context: Any) -> Any:
         self.asked.append("Acquire")
+        if self.taken:
+            return pb.AcquireResponse(holder=pb.Holder(owner=f"no {len(self.asked)}", remaining=seconds(2)))
         pause, self.acquire_time = self.acquire_time, 0.0
         time.sleep(pause)
         return pb.AcquireResponse(acquired=True, lock=self.lock(request))
@@ -118,6 +121,13 @@ class ClientTest(unittest.TestCase):
         with self.assertRaises(Unavailable):
             client.lock("a", ttl=2, wait=0.6)
         self.assertGreater(time.monotonic() - began, 0.5)
+
+    def test_nobody_sleeps_for_long_where_a_lock_goes_round(self) -> None:
+        server = Server()
+        server.taken = True
+        with self.assertRaises(Refused):
+            self.client(self.serve(server)).lock("a", ttl=2, wait=1)
+        self.assertGreater(len(server.asked), 20)
 
     def test_what_was_granted_without_an_answer_is_given_back(self) -> None:
         server = Server()

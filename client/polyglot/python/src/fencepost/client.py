@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import itertools
 import os
 import socket
 import threading
@@ -140,17 +139,21 @@ class Client:
 
         What no server can do is not repeated. But what says so may be no Fencepost, while the others are.
         """
-        over, servers, pointless = time.monotonic() + budget, len(self._calls), 0
-        for tries in itertools.count(1):
+        over, servers = time.monotonic() + budget, len(self._calls)
+        failures, pointless, holder = 0, 0, ""
+        while True:
+            failures += 1
             error: FencepostError
             try:
                 return ask(over - time.monotonic())
             except Refused as refused:
-                error, sleep = refused, pause(tries, longest=refused.remaining)
                 if not wait:
                     raise
+                if refused.holder != holder:  # Where it goes round, nobody sleeps for long.
+                    failures, holder = 1, refused.holder
+                error, sleep = refused, pause(failures, longest=refused.remaining)
             except Unavailable as failed:
-                error, sleep = failed, 0.0 if tries % servers else pause(tries, failed._delay)
+                error, sleep = failed, 0.0 if failures % servers else pause(failures, failed._delay)
                 pointless = 0 if failed.transient else pointless + 1
             left = over - time.monotonic()
             last = left <= sleep + 0.05  # In less no server could answer.
