@@ -160,11 +160,11 @@ func (a *agent) work(ctx context.Context, c command, options fencepost.Options) 
 		err := a.client.With(ctx, c.Resource, options, func(ctx context.Context, lease *fencepost.Lease) error {
 			begun <- answer{"token": lease.FencingToken}
 			<-ctx.Done()
+			if lost := (*fencepost.Lost)(nil); errors.As(lease.Err(), &lost) {
+				w.state = "stopped"
+			}
 			return ctx.Err()
 		})
-		if lost := (*fencepost.Lost)(nil); errors.As(err, &lost) {
-			w.state = "stopped"
-		}
 		select {
 		case begun <- failure(err):
 		default:

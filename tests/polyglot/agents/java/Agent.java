@@ -41,12 +41,13 @@ import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
+import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.function.Function;
 
 /** Does what tests/polyglot/README.md says, by the helper in client/polyglot/java. */
 public final class Agent {
     /** Work under a lock, in a thread of its own. */
-    private record Job(Future<?> done, CountDownLatch stop) {}
+    private record Job(Future<?> done, CountDownLatch stop, AtomicBoolean lost) {}
 
     private final ExecutorService pool = Executors.newCachedThreadPool(work -> {
         Thread thread = new Thread(work);
@@ -177,11 +178,16 @@ public final class Agent {
     private long work(String as, JsonObject command) throws Exception {
         CompletableFuture<Long> token = new CompletableFuture<>();
         CountDownLatch stop = new CountDownLatch(1);
+        AtomicBoolean lost = new AtomicBoolean();
         Future<?> done = pool.submit(() -> {
             try {
                 return client.withLock(command.get("resource").getAsString(), options(command), lease -> {
                     token.complete(lease.fencingToken());
-                    stop.await();
+                    try {
+                        stop.await();
+                    } catch (InterruptedException told) {
+                        lost.set(true);
+                    }
                     return null;
                 });
             } catch (Exception failed) {
@@ -189,7 +195,7 @@ public final class Agent {
                 throw failed;
             }
         });
-        jobs.put(as, new Job(done, stop));
+        jobs.put(as, new Job(done, stop, lost));
         try {
             return token.get();
         } catch (ExecutionException failed) {
@@ -200,13 +206,12 @@ public final class Agent {
     private String state(String as, long withinMillis) throws InterruptedException {
         try {
             jobs.get(as).done.get(withinMillis, TimeUnit.MILLISECONDS);
-            return "ended";
         } catch (ExecutionException failed) {
             System.err.println(failed.getCause());
-            return failed.getCause() instanceof LostException ? "stopped" : "ended";
         } catch (TimeoutException running) {
             return "running";
         }
+        return jobs.get(as).lost.get() ? "stopped" : "ended";
     }
 
     private void call(JsonObject command, JsonObject answer) throws IOException {

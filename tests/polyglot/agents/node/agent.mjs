@@ -14,7 +14,6 @@ const leases = new Map();
 const works = new Map();
 
 const all = (name) => [...leases].filter(([key]) => key.startsWith(`${name}/`)).map(([, lease]) => lease);
-const state = (error) => ({ state: error instanceof LostError ? "stopped" : "ended" });
 const options = ({ ttl_ms: ttl, wait_ms: wait, owner, request_id: requestId }) => ({ ttl, wait, owner, requestId });
 
 function failure(error) {
@@ -68,22 +67,24 @@ const commands = {
   work(command) {
     return new Promise((resolve, reject) => {
       const stop = new AbortController();
+      let state = "ended";
       const ended = client.withLock(command.resource, options(command), async (lease) => {
         resolve({ token: Number(lease.fencingToken) });
         const signal = AbortSignal.any([lease.signal, stop.signal]);
-        while (!signal.aborted) await sleep(20, undefined, { signal });
-      }).catch((error) => { reject(error); return error; }); // which does nothing once the work has begun
+        await sleep(2 ** 31 - 1, undefined, { signal }).catch(() => {});
+        if (lease.signal.aborted) state = "stopped";
+      }).catch(reject).then(() => ({ state })); // which rejects nothing once the work has begun
       works.set(command.as, { stop, ended });
     });
   },
   async work_state({ as, within_ms: within }) {
     const running = sleep(within, { state: "running" }, { ref: false });
-    return Promise.race([works.get(as).ended.then(state), running]);
+    return Promise.race([works.get(as).ended, running]);
   },
   async stop_work({ as }) {
     const { stop, ended } = works.get(as);
     stop.abort();
-    return state(await ended);
+    return ended;
   },
   call: ({ rpc, request }) => new Promise((resolve) => {
     stub[rpc](fromJson(request), { deadline: Date.now() + 6000 }, (error, response) => {

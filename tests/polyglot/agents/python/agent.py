@@ -35,22 +35,29 @@ class Work:
         self.begun = threading.Event()
         self.stop = threading.Event()
         self.token = 0
-        self.state = "running"
+        self.lost = False
         self.thread = threading.Thread(target=self.run, args=(client, resource, ttl), daemon=True)
         self.thread.start()
 
     def run(self, client: fencepost.Client, resource: str, ttl: float) -> None:
         try:
-            with client.lock(resource, ttl=ttl, on_lost=lambda _: self.stop.set()) as lease:
+            with client.lock(resource, ttl=ttl, on_lost=self.tell) as lease:
                 self.token = lease.fencing_token
                 self.begun.set()
                 self.stop.wait()
-            self.state = "ended"
         except fencepost.Lost as lost:
-            self.state = "stopped"
             print("the work has stopped:", lost, file=sys.stderr)
         finally:
             self.begun.set()
+
+    def tell(self, lease: fencepost.Lease) -> None:
+        self.lost = True
+        self.stop.set()
+
+    def state(self) -> str:
+        if self.thread.is_alive():
+            return "running"
+        return "stopped" if self.lost else "ended"
 
 
 class Agent:
@@ -123,13 +130,13 @@ class Agent:
     def work_state(self, within_ms: int, **name: str) -> dict[str, Any]:
         work = self.works[name["as"]]
         work.thread.join(within_ms / 1000)
-        return {"state": work.state}
+        return {"state": work.state()}
 
     def stop_work(self, **name: str) -> dict[str, Any]:
         work = self.works[name["as"]]
         work.stop.set()
         work.thread.join()
-        return {"state": work.state}
+        return {"state": work.state()}
 
     def call(self, rpc_name: str, request: dict[str, Any]) -> dict[str, Any]:
         method = getattr(rpc.LockServiceStub(self.channel), rpc_name)

@@ -6,7 +6,15 @@
     reason = "a part of a test: its output is read by the test, and a panic fails it"
 )]
 
-use std::{collections::HashMap, io::BufRead as _, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    io::BufRead as _,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use fencepost_client::{AcquireOptions, Client, Error, Guard};
 use fencepost_proto::v1::{self, lock_service_client::LockServiceClient};
@@ -173,13 +181,17 @@ impl Agent {
         let (starts, started) = oneshot::channel();
         let stopped = Arc::clone(&stop);
         tokio::spawn(async move {
-            let outcome = client
+            // The work is dropped when the lease is lost, and does not get there.
+            let by_itself = AtomicBool::new(false);
+            let ended = &by_itself;
+            let _outcome = client
                 .with_lock(&resource, options, async move |guard| {
                     starts.send(guard.fencing_token()).unwrap();
                     stopped.notified().await;
+                    ended.store(true, Ordering::Relaxed);
                 })
                 .await;
-            let lost = matches!(outcome, Err(Error::Lost { .. }));
+            let lost = !by_itself.into_inner();
             ends.send_replace(if lost { "stopped" } else { "ended" });
         });
         self.works.insert(name, Work { stop, state });
