@@ -217,6 +217,8 @@ impl Servers {
         let first = self.preferred.load(Ordering::Relaxed);
         let mut maybe_done_before = false;
         let mut attempt = 0;
+        // How many of this round.
+        let mut rejections = 0;
         loop {
             let index = (first + attempt) % self.channels.len();
             // Of this round.
@@ -258,14 +260,19 @@ impl Servers {
             attempt += 1;
             let pause = pause_after(attempt, self.channels.len(), wish);
             let over = deadline.saturating_duration_since(Instant::now()) <= pause;
-            let another = untried > 1 && is_of_one_server(&error);
-            if over || !(error.is_transient() || another) {
+            rejections += usize::from(is_of_one_server(&error));
+            let rejected_by_all = rejections == self.channels.len();
+            let goes_on = error.is_transient() || (is_of_one_server(&error) && !rejected_by_all);
+            if over || !goes_on {
                 return Err(Failure {
                     error,
                     maybe_done_before,
                 });
             }
             maybe_done_before |= was_sent;
+            if untried == 1 {
+                rejections = 0;
+            }
             sleep(pause).await;
         }
     }

@@ -97,6 +97,19 @@ async fn a_server_that_hangs_leaves_time_for_the_next() {
 }
 
 #[tokio::test]
+async fn one_that_is_away_may_come_back_beside_one_that_is_no_fencepost() {
+    let (_, server) = Stub::start().await;
+    let endpoints = format!("http://127.0.0.1:1,http://{server}");
+    let start = Instant::now();
+    let get = format!("get no-such-service --timeout 400ms --endpoint {endpoints}");
+    finish(fencepost(&get)).await;
+    assert!(start.elapsed().as_millis() >= 100, "{:?}", start.elapsed());
+    // With nobody else there is nothing to wait for.
+    let run = run(server, "get no-such-service --timeout 60s").await;
+    assert_eq!(run.code, 78, "{run:?}");
+}
+
+#[tokio::test]
 async fn a_release_that_never_left_is_not_done() {
     let (_, server) = Stub::start().await;
     let endpoints = format!("http://127.0.0.1:1,http://{server}");
