@@ -29,6 +29,7 @@ class Server(rpc.LockServiceServicer):
         self.asked: list[str] = []
         self.taken = False  # By another one each time.
         self.streams, self.stream_time, self.acquire_time = streams, 60.0, 0.0
+        self.away = False  # For what is held.
 
     def lock(self, request: Any) -> Any:
         ttl = request.ttl if request.ttl.ToNanoseconds() else seconds(2)
@@ -46,11 +47,17 @@ class Server(rpc.LockServiceServicer):
 
     def Renew(self, request: Any, context: Any) -> Any:
         self.asked.append("Renew")
+        self.may_fail(context)
         return pb.RenewResponse(lock=self.lock(request))
 
     def Release(self, request: Any, context: Any) -> Any:
         self.asked.append("Release")
+        self.may_fail(context)
         return pb.ReleaseResponse()
+
+    def may_fail(self, context: Any) -> None:
+        if self.away:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "away")
 
     def KeepAlive(self, request: Any, context: Any) -> Any:
         self.asked.append("KeepAlive")
@@ -161,6 +168,14 @@ class ClientTest(unittest.TestCase):
         self.assertIn("Release", server.asked)
         with self.assertRaises(Lost):
             lease.release()
+
+    def test_calls_that_fail_are_repeated_less_and_less_often(self) -> None:
+        server = Server()
+        server.away = True
+        lease = self.client(self.serve(server)).lock("a", ttl=4)
+        self.assertFalse(lease.wait(2.6))  # The first is due after 1.6 seconds.
+        self.assertIn(server.asked.count("Renew"), range(2, 15))
+        server.away = False
 
 
 if __name__ == "__main__":

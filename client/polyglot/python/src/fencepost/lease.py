@@ -194,7 +194,7 @@ class Lease:
 
     def _keep(self) -> None:
         """By streams, each opened before the last one's time is over, and by calls while those do not renew."""
-        client, streams, at, failures = self._client, [], 0, 0
+        client, streams, at, failures, misses = self._client, [], 0, 0, 0
         open_at, silent_at, renew_at = -math.inf, math.inf, -math.inf
         try:
             while self.reason is None:
@@ -210,9 +210,11 @@ class Lease:
                     try:  # With a quarter of what is left for each try, there are others.
                         answer, sent = client._call("Renew", pb.RenewRequest(**self._key()), left / 4)
                         self._trust(answer.lock, sent, sent)
+                        misses = 0
                     except FencepostError as error:
                         self._heed(error)
-                        renew_at = now() + min(pause(3, error._delay), left / 4)
+                        misses += 1
+                        renew_at = now() + min(pause(misses, error._delay), left / 4)
                 due = min(open_at, silent_at, max(self._overdue, renew_at), self._until)
                 try:  # Not for long: while the machine sleeps, the clock of this stands still.
                     stream, word = self._heard.get(timeout=max(0.0, min(due - now(), 1.0)))
