@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import socket
+import threading
 import time
 import unittest
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest import mock
 
 import grpc
 
-from fencepost import Client, Invalid, Lost, Refused, Unavailable
+from fencepost import Client, Invalid, Lease, Lost, Refused, Unavailable
 from fencepost.v1 import lock_service_pb2 as pb
 from fencepost.v1 import lock_service_pb2_grpc as rpc
 
@@ -176,6 +178,27 @@ class ClientTest(unittest.TestCase):
         self.assertFalse(lease.wait(2.6))  # The first is due after 1.6 seconds.
         self.assertIn(server.asked.count("Renew"), range(2, 15))
         server.away = False
+
+    def test_a_loss_is_told_where_no_thread_can_be_started(self) -> None:
+        told: list[str | None] = []
+        start = threading.Thread.start
+
+        def on_lost(lease: Lease) -> None:
+            told.append(lease.reason)
+            raise ValueError("what is wrong here keeps no lock from being given back")
+
+        def may_start(thread: threading.Thread) -> None:
+            if getattr(thread, "_target", None) is on_lost:
+                raise RuntimeError("can't create new thread at interpreter shutdown")  # From Python 3.12 on.
+            start(thread)
+
+        server = Server()
+        client = self.client(self.serve(server))
+        client.lock("a", ttl=5, on_lost=on_lost)
+        with mock.patch("threading.Thread.start", may_start), self.assertLogs("fencepost", "ERROR"):
+            client.close()
+        self.assertEqual(told, ["CLOSED"])
+        self.assertIn("Release", server.asked)
 
 
 if __name__ == "__main__":

@@ -125,8 +125,14 @@ class Lease:
         self._heard.put((None, None))  # The keeper wakes up.
         if self._on_lost is not None and self.fencing_token and reason != "RELEASED":
             # In a thread of its own, for it may wait, or give the lease back.
-            with contextlib.suppress(RuntimeError):  # The interpreter ends, and takes no new one.
-                threading.Thread(target=self._on_lost, args=(self,), daemon=True).start()
+            thread = threading.Thread(target=self._on_lost, args=(self,), daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # There can be none, such as when the interpreter ends.
+                try:
+                    self._on_lost(self)
+                except Exception:
+                    _log.exception("on_lost of %s failed", self.resource)
 
     def _trust(self, lock: pb.Lock, granted: float, seen: float) -> None:
         """Until a margin before the end, which counts from before it was asked for. Never for less than before."""
