@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 import socket
 import threading
 import time
@@ -178,6 +179,37 @@ class ClientTest(unittest.TestCase):
         self.assertFalse(lease.wait(2.6))  # The first is due after 1.6 seconds.
         self.assertIn(server.asked.count("Renew"), range(2, 15))
         server.away = False
+
+    def test_a_release_that_failed_says_so_again(self) -> None:
+        server = Server()
+        server.away = True
+        lease = self.client(self.serve(server), timeout=0.3).lock("a", ttl=5)
+        for _ in range(2):
+            with self.assertRaises(Unavailable):
+                lease.release()
+
+    def test_ctrl_c_is_not_lost_in_the_release_of_a_lost_lease(self) -> None:
+        server = Server()
+        server.away = True
+        lease = self.client(self.serve(server), timeout=1).lock("a", ttl=0.6)
+        self.assertTrue(lease.wait(2))
+        threading.Timer(0.3, signal.raise_signal, (signal.SIGINT,)).start()
+        with self.assertRaises(KeyboardInterrupt):
+            lease.release()
+
+    def test_a_signal_handler_may_close_the_client(self) -> None:
+        server = Server(streams=True)
+        client = self.client(self.serve(server))
+        lease = client.lock("a", ttl=5)
+        server.taken = True
+        handlers = iter([lambda: client.close(), lambda: self.fail("it hangs")])
+        signal.signal(signal.SIGALRM, lambda *_: next(handlers)())
+        self.addCleanup(signal.setitimer, signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0.5, 3)
+        with self.assertRaises(RuntimeError):
+            client.lock("b", ttl=5, wait=60)
+        self.assertEqual(lease.reason, "CLOSED")
+        self.assertIn("Release", server.asked)
 
     def test_a_loss_is_told_where_no_thread_can_be_started(self) -> None:
         told: list[str | None] = []

@@ -38,7 +38,7 @@ class Client:
             raise ValueError("no endpoints")
         self.timeout, self._credentials, self._pid = timeout, credentials, os.getpid()
         self._targets = [endpoint.removeprefix("http://") for endpoint in endpoints]
-        self._mutex, self._closing = threading.Lock(), threading.Event()
+        self._mutex, self._closing = threading.RLock(), threading.Event()  # A signal's handler may close it.
         self._channels: list[grpc.Channel] = []  # Not before the first use: until then the process may fork.
         self._at = self._stream_at = 0  # Which server is asked next.
         self._leases: set[Lease] = set()  # What has to be given back, if only to find out.
@@ -71,7 +71,7 @@ class Client:
                 lease._keeper.start()
                 return lease
             except BaseException:  # Ctrl-C, too: what may have been granted is wanted no longer.
-                threading.Thread(target=lease._abandon, args=(2.0,), daemon=True).start()
+                threading.Thread(target=lease._give_back, args=(2.0,), daemon=True).start()
                 raise
 
     def close(self) -> None:
@@ -88,7 +88,7 @@ class Client:
         for lease in leases:
             lease._end("CLOSED")  # First of all: whoever still works has to know before the lock is free.
         for lease in leases:
-            lease._abandon(over - time.monotonic())
+            lease._give_back(over - time.monotonic())
         for channel in self._channels:
             channel.close()
 

@@ -6,7 +6,6 @@ by streams that overlap, and by calls when no word came from those for 0.4 of it
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
@@ -62,11 +61,13 @@ class Lease:
         self._own_id, self._own_owner = own_id, own_owner
         self._unheard = False  # Whether an earlier try may have done it without an answer.
         self._reason: str | None = None
+        self._failure: FencepostError | None = None  # Of giving it back.
         self._over, self._mutex = threading.Event(), threading.RLock()
         self._until = self._overdue = -math.inf
         self._heard: queue.SimpleQueue[Any] = queue.SimpleQueue()  # What the streams say to the keeper.
         self._keeper = threading.Thread(target=self._keep, name="fencepost", daemon=True)
-        self._asking = threading.Lock()  # Held by who takes it or gives it back.
+        # Held by who takes it or gives it back. A signal's handler may close the client in the middle of either.
+        self._asking = threading.RLock()
 
     @property
     def reason(self) -> str | None:
@@ -97,13 +98,14 @@ class Lease:
 
         Raises Lost when the lease was over before, so that the work may have overlapped with the next
         holder's; so does the end of the client. After Unavailable the lock is free when the lease runs out.
+        Called again it says the same.
         """
         before = self.reason
-        try:
-            self._give_back(self._client.timeout)
-        finally:
-            if before is not None and before != "RELEASED":
-                raise Lost(before)
+        self._give_back(self._client.timeout)
+        if before is not None and before != "RELEASED":
+            raise Lost(before)
+        if self._failure is not None:
+            raise self._failure
 
     def __enter__(self) -> Lease:
         return self
@@ -178,17 +180,15 @@ class Lease:
                 return
             try:
                 # Who chose the owner or the id may have the lock by another acquisition.
-                if self._unheard and self._own_id and self._own_owner:
+                if not self.fencing_token and self._unheard and self._own_id and self._own_owner:
                     answer, _ = client._call("Acquire", self._request, budget)
                     self.fencing_token, self._unheard = answer.lock.fencing_token, False
-                if self.fencing_token and reason in (None, "UNCONFIRMED", "CLOSED"):  # Else a server has said it.
+                # Else a server has said it. It was RELEASED before if Ctrl-C came in the middle.
+                if self.fencing_token and reason in (None, "UNCONFIRMED", "CLOSED", "RELEASED"):
                     client._repeat(self._release, budget)
-            finally:
-                client._leases.discard(self)
-
-    def _abandon(self, budget: float) -> None:
-        with contextlib.suppress(FencepostError):  # Then it runs out.
-            self._give_back(budget)
+            except FencepostError as error:
+                self._failure = error  # Then it runs out.
+            client._leases.discard(self)
 
     def _release(self, limit: float) -> None:
         before, self._unheard = self._unheard, True
