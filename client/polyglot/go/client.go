@@ -107,6 +107,9 @@ func (c *Client) Close() {
 //
 // The error is *[Refused], *[Invalid], *[Unavailable], [ErrSpent], [ErrClosed] or the context's.
 func (c *Client) Acquire(ctx context.Context, resource string, o Options) (*Lease, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err // else what was never asked for would have to be given back
+	}
 	l := &Lease{Resource: resource, Owner: o.Owner, client: c, ownID: o.RequestID == "", own: o.Owner == "" && o.RequestID == ""}
 	if o.Owner == "" {
 		host, _ := os.Hostname()

@@ -219,3 +219,17 @@ func TestCloseEndsALeaseAndGivesItBack(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+func TestADoneContextAsksNobody(t *testing.T) {
+	s := &server{}
+	c := dial(t, serve(t, s))
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if _, err := c.Acquire(ctx, "a", Options{TTL: time.Second}); err != context.Canceled {
+		t.Fatal(err)
+	}
+	c.Close() // waits for what is given back
+	if heard := s.heard(); len(heard) > 0 {
+		t.Fatal(heard)
+	}
+}
