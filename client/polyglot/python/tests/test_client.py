@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
 import socket
 import threading
@@ -210,6 +211,20 @@ class ClientTest(unittest.TestCase):
             client.lock("b", ttl=5, wait=60)
         self.assertEqual(lease.reason, "CLOSED")
         self.assertIn("Release", server.asked)
+
+    @unittest.skipUnless(hasattr(os, "fork"), "only where processes fork")
+    def test_a_forked_copy_is_over_at_once(self) -> None:
+        server = Server(streams=True)
+        client = self.client(self.serve(server))
+        lease, began = client.lock("a", ttl=2), time.monotonic()
+        child = os.fork()
+        if child == 0:
+            over = lease.wait(5) and time.monotonic() - began < 2
+            client.close()
+            os._exit(0 if over else 1)
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
+        lease.check()
+        self.assertNotIn("Release", server.asked)
 
     def test_a_loss_is_told_where_no_thread_can_be_started(self) -> None:
         told: list[str | None] = []

@@ -80,10 +80,10 @@ class Client:
         Leases that are held are lost by it, before anybody else can have the lock.
         """
         atexit.unregister(self.close)
+        if self._channels and self._pid != os.getpid():
+            return  # A forked copy has nothing to give back.
         with self._mutex:
             self._closing.set()
-        if self._pid != os.getpid():
-            return  # A forked copy has nothing to give back.
         leases, over = list(self._leases), time.monotonic() + self.timeout
         for lease in leases:
             lease._end("CLOSED")  # First of all: whoever still works has to know before the lock is free.

@@ -91,7 +91,7 @@ class Lease:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Sleeps for so many seconds, or until the lease is over, and tells whether it is."""
-        return self._over.wait(timeout) or self.reason is not None
+        return self.reason is not None or self._over.wait(timeout) or self.reason is not None
 
     def release(self) -> None:
         """Gives the lock back, once the work is done.
@@ -172,11 +172,13 @@ class Lease:
         return {"resource": self.resource, "owner": self.owner, "fencing_token": self.fencing_token}
 
     def _give_back(self, budget: float) -> None:
-        """Only once, and not in a forked copy: that is not the holder."""
+        """Only once, and not in a forked copy: that is not the holder, and what it waits for may never come."""
         client, reason = self._client, self.reason if self.fencing_token else None
+        if client._pid != os.getpid():
+            return
         self._end("RELEASED")
         with self._asking:
-            if client._pid != os.getpid() or self not in client._leases:
+            if self not in client._leases:
                 return
             try:
                 # Who chose the owner or the id may have the lock by another acquisition.
