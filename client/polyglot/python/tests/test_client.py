@@ -129,8 +129,9 @@ class ClientTest(unittest.TestCase):
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = listener.getsockname()[1]
         client, began = self.client(self.serve(), f"127.0.0.1:{port}"), time.monotonic()
-        with self.assertRaises(Unavailable):
+        with self.assertLogs("fencepost", "WARNING") as logs, self.assertRaises(Unavailable):
             client.lock("a", ttl=2, wait=0.6)
+        self.assertEqual(len(logs.output), 1)
         self.assertGreater(time.monotonic() - began, 0.5)
 
     def test_nobody_sleeps_for_long_where_a_lock_goes_round(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import socket
 import threading
@@ -17,6 +18,8 @@ from .errors import FencepostError, Invalid, Refused, Unavailable, decode
 from .lease import Lease, now, pause
 from .v1 import lock_service_pb2 as pb
 from .v1 import lock_service_pb2_grpc as rpc
+
+_log = logging.getLogger("fencepost")
 
 # A dead peer is noticed well within a lease, and tried again soon.
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.max_pings_without_data", 0)]
@@ -155,6 +158,8 @@ class Client:
             except Unavailable as failed:
                 error, sleep = failed, 0.0 if failures % servers else pause(failures, failed._delay)
                 pointless = 0 if failed.transient else pointless + 1
+                if wait and failures == servers > pointless:  # Once, for it may be that nobody is there.
+                    _log.warning("no server answers, and it is tried again: %s", failed)
             left = over - time.monotonic()
             last = left <= sleep + 0.05  # In less no server could answer.
             if pointless < servers and (wait or not last):
