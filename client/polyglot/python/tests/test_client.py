@@ -229,24 +229,42 @@ class ClientTest(unittest.TestCase):
 
     def test_a_loss_is_told_where_no_thread_can_be_started(self) -> None:
         told: list[str | None] = []
-        start = threading.Thread.start
 
         def on_lost(lease: Lease) -> None:
             told.append(lease.reason)
             raise ValueError("what is wrong here keeps no lock from being given back")
 
-        def may_start(thread: threading.Thread) -> None:
-            if getattr(thread, "_target", None) is on_lost:
-                raise RuntimeError("can't create new thread at interpreter shutdown")  # From Python 3.12 on.
-            start(thread)
-
         server = Server()
         client = self.client(self.serve(server))
         client.lock("a", ttl=5, on_lost=on_lost)
-        with mock.patch("threading.Thread.start", may_start), self.assertLogs("fencepost", "ERROR"):
-            client.close()
+        with self.no_thread_for("on_lost", "_give_back"), self.assertLogs("fencepost", "ERROR"):
+            client.close()  # As when the interpreter exits, from Python 3.12 on.
         self.assertEqual(told, ["CLOSED"])
         self.assertIn("Release", server.asked)
+
+    def test_what_no_thread_can_keep_is_given_back(self) -> None:
+        server = Server()
+        client = self.client(self.serve(server))
+        with self.no_thread_for("_keep", "_give_back"), self.assertRaises(RuntimeError):
+            client.lock("a", ttl=5)
+        self.assertEqual(server.asked, ["Acquire", "Release"])
+
+    def test_calls_renew_where_no_thread_can_listen(self) -> None:
+        server = Server(streams=True)
+        with self.no_thread_for("_listen"), self.client(self.serve(server)).lock("a", ttl=1) as lease:
+            time.sleep(1.5)
+            lease.check()
+        self.assertIn("Renew", server.asked)
+
+    def no_thread_for(self, *names: str) -> Any:
+        start = threading.Thread.start
+
+        def may_start(thread: threading.Thread) -> None:
+            if getattr(getattr(thread, "_target", None), "__name__", "") in names:
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        return mock.patch("threading.Thread.start", may_start)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any, Callable
 import grpc
 
 from .errors import FencepostError, Invalid, Refused, Unavailable, decode
-from .lease import Lease, now, pause
+from .lease import Lease, aside, now, pause
 from .v1 import lock_service_pb2 as pb
 from .v1 import lock_service_pb2_grpc as rpc
 
@@ -74,7 +74,7 @@ class Client:
                 lease._keeper.start()
                 return lease
             except BaseException:  # Ctrl-C, too: what may have been granted is wanted no longer.
-                threading.Thread(target=lease._give_back, args=(2.0,), daemon=True).start()
+                aside(lease._give_back, 2.0)
                 raise
 
     def close(self) -> None:

@@ -43,6 +43,17 @@ def pause(tries: int, delay: float = 0.0, longest: float = 1.0) -> float:
     return max(0.002, random.uniform(0, min(0.01 * 2 ** min(tries, 10), 1.0, longest)), delay)
 
 
+def aside(work: Callable[..., object], *args: Any) -> None:
+    """In a thread of its own, or here where there can be none: at a limit, or when the interpreter ends."""
+    try:
+        threading.Thread(target=work, args=args, daemon=True).start()
+    except RuntimeError:
+        try:
+            work(*args)
+        except Exception:
+            _log.exception("%s failed", work)
+
+
 class Lease:
     """A lock that is held, and renewed until it is released: `with client.lock("nightly") as lease:`.
 
@@ -126,15 +137,7 @@ class Lease:
         self._over.set()
         self._heard.put((None, None))  # The keeper wakes up.
         if self._on_lost is not None and self.fencing_token and reason != "RELEASED":
-            # In a thread of its own, for it may wait, or give the lease back.
-            thread = threading.Thread(target=self._on_lost, args=(self,), daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:  # There can be none, such as when the interpreter ends.
-                try:
-                    self._on_lost(self)
-                except Exception:
-                    _log.exception("on_lost of %s failed", self.resource)
+            aside(self._on_lost, self)  # For it may wait, or give the lease back.
 
     def _trust(self, lock: pb.Lock, granted: float, seen: float) -> None:
         """Until a margin before the end, which counts from before it was asked for. Never for less than before."""
@@ -209,8 +212,10 @@ class Lease:
                 began, left = now(), self.remaining
                 if began >= open_at:
                     at, open_at, silent_at = client._stream_at, math.inf, began + min(client.timeout, left / 2)
-                    streams.append(client._streams[at].KeepAlive(pb.KeepAliveRequest(**self._key())))
-                    threading.Thread(target=self._listen, args=(streams[-1], began), daemon=True).start()
+                    try:
+                        streams.append(self._open(client._streams[at], began))
+                    except RuntimeError:  # There is no thread for it: calls renew until there is.
+                        open_at, silent_at = began + 1.0, math.inf
                 if began >= silent_at:
                     silent_at = math.inf
                     streams[-1].cancel()  # Its listener says the rest.
@@ -252,6 +257,15 @@ class Lease:
             self._end("UNCONFIRMED")  # Nobody renews from here on, whatever the cause.
             for stream in streams:
                 stream.cancel()
+
+    def _open(self, stub: Any, sent: float) -> Any:
+        stream = stub.KeepAlive(pb.KeepAliveRequest(**self._key()))
+        try:
+            threading.Thread(target=self._listen, args=(stream, sent), daemon=True).start()
+        except RuntimeError:
+            stream.cancel()
+            raise
+        return stream
 
     def _listen(self, stream: Any, sent: float) -> None:
         """Reads one stream to its end."""
