@@ -77,8 +77,9 @@ public final class LockClient implements AutoCloseable {
     /** Takes the lock and keeps it until the lease is closed. Interrupted, it gives back what it may have got. */
     public Lease acquire(String resource, Options options) throws InterruptedException {
         boolean once = options.waitUpTo.isZero(), ours = options.owner == null && options.requestId == null, unheard = false;
+        String owner = options.owner == null ? uniqueOwner() : options.owner;
         long end = now() + (once ? CALL : nanos(options.waitUpTo));
-        var request = AcquireRequest.newBuilder().setResource(resource).setOwner(options.owner == null ? uniqueOwner() : options.owner)
+        var request = AcquireRequest.newBuilder().setResource(resource).setOwner(owner)
                 .setRequestId(options.requestId == null ? newId() : options.requestId).putAllLabels(options.labels)
                 .setTtl(com.google.protobuf.Duration.newBuilder().setSeconds(options.ttl.getSeconds()).setNanos(options.ttl.getNano()));
         var going = track(new CompletableFuture<>()); // known before the look at closed: close() waits for it
@@ -253,11 +254,14 @@ public final class LockClient implements AutoCloseable {
         return SECOND / 500 + ThreadLocalRandom.current().nextLong(Math.min(most, SECOND / 50 << Math.min(tries - 1, 11)));
     }
     private static String newId() { return UUID.randomUUID().toString(); }
-    private static String uniqueOwner() {
-        String host = "host"; // for people only
-        try { host = java.net.InetAddress.getLocalHost().getHostName(); } catch (IOException unnamed) {}
-        return host + "-" + ProcessHandle.current().pid() + "-" + newId().substring(24);
+    private static final class Host { // asked for once, since that may wait for a name server
+        static final String NAME = name();
+        static String name() {
+            try { String name = java.net.InetAddress.getLocalHost().getHostName(); return name.substring(0, Math.min(name.length(), 50)); }
+            catch (IOException unnamed) { return "host"; }
+        }
     }
+    private static String uniqueOwner() { return Host.NAME + "-" + ProcessHandle.current().pid() + "-" + newId().substring(24); }
     private static Thread daemon(Runnable work) { Thread thread = new Thread(work, "fencepost"); thread.setDaemon(true); return thread; }
 
     /** A lock that is held, and renewed until it is closed or lost. Hand its token to what you write to; stop when {@link #check} throws. */
