@@ -26,6 +26,7 @@ type server struct {
 	asked       []string
 	taken       bool          // by another one each time
 	acquireTime time.Duration // of the first one
+	releaseTime time.Duration // of the first one
 	streamTime  time.Duration // 0: streams do not work
 }
 
@@ -72,6 +73,9 @@ func (s *server) Renew(context.Context, *pb.RenewRequest) (*pb.RenewResponse, er
 
 func (s *server) Release(context.Context, *pb.ReleaseRequest) (*pb.ReleaseResponse, error) {
 	s.hear("Release")
+	if s.count("Release") == 1 {
+		time.Sleep(s.releaseTime)
+	}
 	return &pb.ReleaseResponse{}, nil
 }
 
@@ -231,5 +235,18 @@ func TestADoneContextAsksNobody(t *testing.T) {
 	c.Close() // waits for what is given back
 	if heard := s.heard(); len(heard) > 0 {
 		t.Fatal(heard)
+	}
+}
+
+func TestAReleaseOutlivesItsContext(t *testing.T) {
+	s := &server{releaseTime: 400 * time.Millisecond, streamTime: time.Minute}
+	lease, err := dial(t, serve(t, s)).Acquire(context.Background(), "a", Options{TTL: 2 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
+	defer cancel()
+	if err := lease.Release(ctx); err != nil || s.count("Release") != 2 {
+		t.Fatal(err, s.heard())
 	}
 }

@@ -126,7 +126,11 @@ func (l *Lease) Release(ctx context.Context) error {
 	}
 	lost, is := l.outcome.(*Lost)
 	if l.FencingToken > 0 && (!is || lost.Reason == Unconfirmed || lost.Reason == Closed) { // else a server has said it
-		if err := l.client.repeat(ctx, callTime, false, l.release); !is {
+		err := l.client.repeat(ctx, callTime, false, l.release)
+		if isUnavailable(err) && ctx.Err() != nil { // only by now
+			err = l.client.repeat(context.Background(), callTime, false, l.release)
+		}
+		if !is {
 			l.outcome = err
 		}
 	}
