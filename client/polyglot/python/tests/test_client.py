@@ -34,6 +34,7 @@ class Server(rpc.LockServiceServicer):
         self.taken = False  # By another one each time.
         self.streams, self.stream_time, self.acquire_time = streams, 60.0, 0.0
         self.away = False  # For what is held.
+        self.empty = False
 
     def lock(self, request: Any) -> Any:
         ttl = request.ttl if request.ttl.ToNanoseconds() else seconds(2)
@@ -45,6 +46,8 @@ class Server(rpc.LockServiceServicer):
         self.asked.append("Acquire")
         if self.taken:
             return pb.AcquireResponse(holder=pb.Holder(owner=f"no {len(self.asked)}", remaining=seconds(2)))
+        if self.empty:
+            return pb.AcquireResponse()
         pause, self.acquire_time = self.acquire_time, 0.0
         time.sleep(pause)
         return pb.AcquireResponse(acquired=True, lock=self.lock(request))
@@ -52,6 +55,8 @@ class Server(rpc.LockServiceServicer):
     def Renew(self, request: Any, context: Any) -> Any:
         self.asked.append("Renew")
         self.may_fail(context)
+        if self.empty:
+            return pb.RenewResponse()
         return pb.RenewResponse(lock=self.lock(request))
 
     def Release(self, request: Any, context: Any) -> Any:
@@ -102,6 +107,20 @@ class ClientTest(unittest.TestCase):
         self.assertTrue(raised.exception.transient)
         with self.client(broken, self.serve(good)).lock("a", ttl=2) as lease:
             self.assertEqual(lease.fencing_token, 7)
+
+    def test_an_empty_message_is_no_answer_either(self) -> None:
+        empty, good = Server(), Server(streams=True)
+        empty.empty = True
+        self.client(self.serve(empty), self.serve(good)).lock("a", ttl=2).release()
+        lease = self.client(self.serve(good := Server())).lock("a", ttl=1)
+        good.empty = True
+        self.assertTrue(lease.wait(2))
+        self.assertLess(good.asked.count("Renew"), 100)
+
+    def test_a_timeout_that_is_no_time_is_refused(self) -> None:
+        for timeout in (0.0, -1.0, math.nan, math.inf):
+            with self.subTest(timeout=timeout), self.assertRaises(ValueError):
+                Client("127.0.0.1:1", timeout=timeout)
 
     def test_a_ttl_that_is_no_time_is_named(self) -> None:
         client = self.client(self.serve(Server()))

@@ -39,6 +39,8 @@ class Client:
     ) -> None:
         if not endpoints:
             raise ValueError("no endpoints")
+        if not 0 < timeout <= 86400:  # gRPC cannot wait for much longer, and fails at once.
+            raise ValueError(f"a timeout of {timeout} seconds: between 0 and a day")
         self.timeout, self._credentials, self._pid = timeout, credentials, os.getpid()
         self._targets = [endpoint.removeprefix("http://") for endpoint in endpoints]
         self._mutex, self._closing = threading.RLock(), threading.Event()  # A signal's handler may close it.
@@ -128,7 +130,7 @@ class Client:
         share = max(0.0, min(limit, self.timeout)) / len(self._calls)
         try:
             answer = getattr(self._calls[at], method)(request, timeout=share)
-            if answer is not None:
+            if answer is not None and (method == "Release" or answer.ByteSize()):
                 return answer, sent
             error: FencepostError = Unavailable("OK, but without an answer")
         except grpc.RpcError as failed:
