@@ -69,15 +69,15 @@ class Client:
             raise Invalid({"ttl": f"{ttl} is no number of seconds that can be sent"}) from None
         self._connect()
         lease = Lease(self, request, request_id is None, owner is None, on_lost)
-        with lease._asking:
-            self._leases.add(lease)
-            try:
+        try:
+            with lease._asking:
+                self._leases.add(lease)
                 self._repeat(lease._acquire, wait if wait > 0 else self.timeout, wait > 0)
                 lease._keeper.start()
                 return lease
-            except BaseException:  # Ctrl-C, too: what may have been granted is wanted no longer.
-                aside(lease._give_back, 2.0)
-                raise
+        except BaseException:  # Ctrl-C, too: what may have been granted is wanted no longer.
+            aside(lease._give_back, 2.0)
+            raise
 
     def close(self) -> None:
         """Gives back what is still held, and disconnects. Done when the interpreter exits, too.
@@ -92,8 +92,14 @@ class Client:
         leases, over = list(self._leases), time.monotonic() + self.timeout
         for lease in leases:
             lease._end("CLOSED")  # First of all: whoever still works has to know before the lock is free.
-        for lease in leases:
+        # A signal may have come in the middle of a call of this thread, which no other could wait for.
+        here = [lease for lease in leases if lease._asking._is_owned()]  # type: ignore[attr-defined]
+        elsewhere = [aside(lease._give_back, over - time.monotonic()) for lease in leases if lease not in here]
+        for lease in here:
             lease._give_back(over - time.monotonic())
+        for thread in elsewhere:
+            if thread is not None:
+                thread.join()
         for channel in self._channels:
             channel.close()
 

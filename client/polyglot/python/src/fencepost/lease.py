@@ -43,15 +43,18 @@ def pause(tries: int, delay: float = 0.0, longest: float = 1.0) -> float:
     return max(0.002, random.uniform(0, min(0.01 * 2 ** min(tries, 10), 1.0, longest)), delay)
 
 
-def aside(work: Callable[..., object], *args: Any) -> None:
+def aside(work: Callable[..., object], *args: Any) -> threading.Thread | None:
     """In a thread of its own, or here where there can be none: at a limit, or when the interpreter ends."""
+    thread = threading.Thread(target=work, args=args, daemon=True)
     try:
-        threading.Thread(target=work, args=args, daemon=True).start()
+        thread.start()
+        return thread
     except RuntimeError:
         try:
             work(*args)
         except Exception:
             _log.exception("%s failed", work)
+        return None
 
 
 class Lease:
@@ -112,7 +115,10 @@ class Lease:
         Called again it says the same.
         """
         before = self.reason
-        self._give_back(self._client.timeout)
+        if before in ("UNCONFIRMED", "CLOSED"):  # A server may not know of it, but nobody needs to wait for that.
+            aside(self._give_back, self._client.timeout)
+        else:
+            self._give_back(self._client.timeout)
         if before is not None and before != "RELEASED":
             raise Lost(before)
         if self._failure is not None:
@@ -179,6 +185,7 @@ class Lease:
         client, reason = self._client, self.reason if self.fencing_token else None
         if client._pid != os.getpid():
             return
+        over = time.monotonic() + budget
         self._end("RELEASED")
         with self._asking:
             if self not in client._leases:
@@ -186,14 +193,18 @@ class Lease:
             try:
                 # Who chose the owner or the id may have the lock by another acquisition.
                 if not self.fencing_token and self._unheard and self._own_id and self._own_owner:
-                    answer, _ = client._call("Acquire", self._request, budget)
-                    self.fencing_token, self._unheard = answer.lock.fencing_token, False
+                    client._repeat(self._find, over - time.monotonic())
                 # Else a server has said it. It was RELEASED before if Ctrl-C came in the middle.
                 if self.fencing_token and reason in (None, "UNCONFIRMED", "CLOSED", "RELEASED"):
-                    client._repeat(self._release, budget)
+                    client._repeat(self._release, over - time.monotonic())
             except FencepostError as error:
                 self._failure = error  # Then it runs out.
             client._leases.discard(self)
+
+    def _find(self, limit: float) -> None:
+        """What became of a try that nobody heard of: by the same id it is the same lease."""
+        answer, _ = self._client._call("Acquire", self._request, limit)
+        self.fencing_token, self._unheard = answer.lock.fencing_token, False
 
     def _release(self, limit: float) -> None:
         before, self._unheard = self._unheard, True
