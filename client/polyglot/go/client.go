@@ -17,10 +17,12 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode/utf8"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	pb "github.com/fencepost/fencepost-go/fencepostv1"
@@ -40,7 +42,7 @@ type Client struct {
 // Options of an acquisition.
 type Options struct {
 	TTL       time.Duration     // how long the lease lasts without a renewal; required
-	Wait      time.Duration     // for how long to try, in all; 0: once
+	Wait      time.Duration     // for how long to try, in all; 0 or less: once
 	Owner     string            // names ONE holder; "": <host>-<pid>-<random>
 	RequestID string            // of this acquisition; "": a random one
 	Labels    map[string]string // shown to those who are refused
@@ -93,7 +95,7 @@ func (c *Client) Close() {
 		returning.Add(1)
 		go func(lease *Lease) {
 			defer returning.Done()
-			lease.Release(context.Background())
+			lease.giveBack(context.Background(), lease.Err())
 		}(lease)
 	}
 	returning.Wait()
@@ -120,6 +122,11 @@ func (c *Client) Acquire(ctx context.Context, resource string, o Options) (*Leas
 	if l.ownID {
 		l.request.RequestId = fmt.Sprintf("%x", random(16))
 	}
+	for _, text := range [][2]string{{"resource", resource}, {"owner", o.Owner}, {"request_id", o.RequestID}} {
+		if !utf8.ValidString(text[1]) { // gRPC takes that for a failure that may pass
+			return nil, &Invalid{text[:1]}
+		}
+	}
 	work, stopWork := context.WithCancel(ctx)
 	keeping, stopKeeping := context.WithCancel(context.Background())
 	l.work, l.keeping, l.stop = work, keeping, func() { stopKeeping(); stopWork() }
@@ -137,7 +144,7 @@ func (c *Client) Acquire(ctx context.Context, resource string, o Options) (*Leas
 	}
 
 	budget := o.Wait
-	if o.Wait == 0 {
+	if o.Wait <= 0 {
 		budget = callTime
 	}
 	err := c.repeat(work, budget, o.Wait > 0, l.acquire)
@@ -185,6 +192,9 @@ func call[Q, A any](ctx context.Context, c *Client, limit time.Duration,
 	defer cancel()
 	sent = now()
 	answer, err = rpc(c.calls[turn], ctx, request)
+	if _, release := any(answer).(*pb.ReleaseResponse); err == nil && !release && proto.Size(any(answer).(proto.Message)) == 0 {
+		err = errors.New("an answer that says nothing")
+	}
 	if err = meaning(err); isUnavailable(err) {
 		c.nextCall.CompareAndSwap(turn, (turn+1)%int32(n))
 	}

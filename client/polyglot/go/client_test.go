@@ -28,6 +28,8 @@ type server struct {
 	acquireTime time.Duration // of the first one
 	releaseTime time.Duration // of the first one
 	streamTime  time.Duration // 0: streams do not work
+	away        int           // so many acquisitions after the first one fail
+	hung        bool          // Renew and Release
 }
 
 func (s *server) hear(call string) {
@@ -62,12 +64,17 @@ func (s *server) Acquire(ctx context.Context, r *pb.AcquireRequest) (*pb.Acquire
 		return &pb.AcquireResponse{Holder: holder}, nil
 	} else if n == 1 {
 		time.Sleep(s.acquireTime)
+	} else if n <= 1+s.away {
+		return nil, status.Error(codes.Unavailable, "away")
 	}
 	return &pb.AcquireResponse{Acquired: true, Lock: lock(r.Ttl.AsDuration())}, nil
 }
 
 func (s *server) Renew(context.Context, *pb.RenewRequest) (*pb.RenewResponse, error) {
 	s.hear("Renew")
+	if s.hung {
+		time.Sleep(2 * time.Second)
+	}
 	return &pb.RenewResponse{Lock: lock(600 * time.Millisecond)}, nil
 }
 
@@ -75,6 +82,9 @@ func (s *server) Release(context.Context, *pb.ReleaseRequest) (*pb.ReleaseRespon
 	s.hear("Release")
 	if s.count("Release") == 1 {
 		time.Sleep(s.releaseTime)
+	}
+	if s.hung {
+		time.Sleep(2 * time.Second)
 	}
 	return &pb.ReleaseResponse{}, nil
 }
@@ -248,5 +258,60 @@ func TestAReleaseOutlivesItsContext(t *testing.T) {
 	defer cancel()
 	if err := lease.Release(ctx); err != nil || s.count("Release") != 2 {
 		t.Fatal(err, s.heard())
+	}
+}
+
+func TestWhatWasGrantedIsGivenBackOnceTheServerIsBack(t *testing.T) {
+	s := &server{acquireTime: 400 * time.Millisecond, away: 3}
+	c := dial(t, serve(t, s))
+	ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
+	defer cancel()
+	if _, err := c.Acquire(ctx, "a", Options{TTL: time.Second}); err != context.DeadlineExceeded {
+		t.Fatal(err)
+	}
+	c.Close() // waits for it
+	if s.count("Release") != 1 {
+		t.Fatal(s.heard())
+	}
+}
+
+func TestWhoLostALeaseHearsItAtOnceAndItIsGivenBackBehind(t *testing.T) {
+	s := &server{hung: true}
+	c := dial(t, serve(t, s))
+	lease, err := c.Acquire(context.Background(), "a", Options{TTL: 500 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-lease.Context().Done()
+	begun, lost := time.Now(), (*Lost)(nil)
+	for i := 0; i < 2; i++ {
+		if err := lease.Release(context.Background()); !errors.As(err, &lost) || time.Since(begun) > time.Second {
+			t.Fatal(err, time.Since(begun))
+		}
+	}
+	c.Close()
+	if s.count("Release") != 1 || time.Since(begun) < time.Second {
+		t.Fatal(s.heard(), time.Since(begun))
+	}
+}
+
+func TestAnEmptyMessageIsNoAnswerEither(t *testing.T) {
+	empty := grpc.UnknownServiceHandler(func(_ interface{}, s grpc.ServerStream) error { return s.SendMsg(&pb.AcquireResponse{}) })
+	hold(t, dial(t, serve(t, nil, empty), serve(t, &server{streamTime: time.Minute})), 0)
+}
+
+func TestATimeThatIsOverIsForOneTry(t *testing.T) {
+	lease, err := dial(t, serve(t, &server{})).Acquire(context.Background(), "a", Options{TTL: time.Second, Wait: -time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	lease.Release(context.Background())
+}
+
+func TestWhatIsNoTextIsInvalidAtOnce(t *testing.T) {
+	begun := time.Now()
+	_, err := dial(t, serve(t, &server{})).Acquire(context.Background(), "\xff", Options{TTL: time.Second})
+	if invalid, is := err.(*Invalid); !is || !reflect.DeepEqual(invalid.Fields, []string{"resource"}) || time.Since(begun) > time.Second {
+		t.Fatal(err, time.Since(begun))
 	}
 }

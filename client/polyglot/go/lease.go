@@ -22,7 +22,7 @@ type Lease struct {
 	work, keeping context.Context // of the holder's work, and of what renews
 	stop          func()          // ends both
 
-	asking   sync.Mutex // held by what acquires or releases it
+	asking   sync.Mutex // held by what acquires it or gives it back
 	unheard  bool       // whether a try may have done it without an answer
 	returned bool
 	outcome  error // of the release
@@ -109,26 +109,40 @@ func (l *Lease) acquire(ctx context.Context, limit time.Duration) error {
 }
 
 // Release ends the renewals and gives the lock back, once the work has stopped: also when the context is done. The
-// error is *[Lost] when the lease was over before. Called again it says the same.
+// error is *[Lost] when the lease was over before, and comes at once; what a server may not know of it, it is told
+// behind. Called again it says the same.
 func (l *Lease) Release(ctx context.Context) error {
+	over := l.end(ErrReleased)
+	if lost, is := over.(*Lost); is {
+		go l.giveBack(context.Background(), lost)
+		return lost
+	}
+	return l.giveBack(ctx, over)
+}
+
+// giveBack does so once, and says how that went to whoever asks later.
+func (l *Lease) giveBack(ctx context.Context, over error) error {
 	l.asking.Lock()
 	defer l.asking.Unlock()
 	if l.returned {
 		return l.outcome
 	}
-	l.returned, l.outcome = true, l.end(ErrReleased)
+	l.returned = true
+	lost, is := over.(*Lost)
+	if is {
+		l.outcome = lost
+	}
 	if ctx.Err() != nil {
 		ctx = context.Background()
 	}
+	end := now() + callTime
 	if l.unheard && l.own { // else the caller may hold it by another acquisition
-		answer, _, _ := call(ctx, l.client, callTime, pb.LockServiceClient.Acquire, l.request)
-		l.FencingToken, l.unheard = answer.GetLock().GetFencingToken(), false
+		l.client.repeat(ctx, callTime*2/5, false, l.find)
 	}
-	lost, is := l.outcome.(*Lost)
 	if l.FencingToken > 0 && (!is || lost.Reason == Unconfirmed || lost.Reason == Closed) { // else a server has said it
-		err := l.client.repeat(ctx, callTime, false, l.release)
+		err := l.client.repeat(ctx, end-now(), false, l.release)
 		if isUnavailable(err) && ctx.Err() != nil { // only by now
-			err = l.client.repeat(context.Background(), callTime, false, l.release)
+			err = l.client.repeat(context.Background(), end-now(), false, l.release)
 		}
 		if !is {
 			l.outcome = err
@@ -138,6 +152,15 @@ func (l *Lease) Release(ctx context.Context) error {
 	defer l.client.mu.Unlock()
 	delete(l.client.leases, l)
 	return l.outcome
+}
+
+// find asks what became of a try that nobody heard of.
+func (l *Lease) find(ctx context.Context, limit time.Duration) error {
+	answer, _, err := call(ctx, l.client, limit, pb.LockServiceClient.Acquire, l.request)
+	if err == nil {
+		l.FencingToken, l.unheard = answer.GetLock().GetFencingToken(), false
+	}
+	return err
 }
 
 func (l *Lease) release(ctx context.Context, limit time.Duration) error {
