@@ -111,3 +111,21 @@ test("times that are none name their field", async (t) => {
     await assert.rejects(client.acquire("r", { wait }), (error) => error instanceof InvalidError && error.fields[0] === "wait");
   }
 });
+
+test("a timeout that is none, and no endpoint, are named at once", () => {
+  for (const timeout of [Infinity, Number.NaN, 0, -1, "5", null]) {
+    assert.throws(() => new Client(healthy.endpoint, { timeout }), (error) => error.fields[0] === "timeout");
+  }
+  assert.throws(() => new Client([]), (error) => error.fields[0] === "endpoints");
+});
+
+test("a proxy that knows no Fencepost for a while costs no lease", async (t) => {
+  let renewals = 0;
+  const Renew = ({ request }, answer) =>
+    ++renewals === 1 ? answer({ code: grpc.status.UNIMPLEMENTED }) : answer(null, { lock: lockOf(request) });
+  const server = await stub({ Acquire: grants, Release: (_, answer) => answer(null, {}), Renew });
+  const lease = await open(t, server.endpoint).acquire("r", { ttl: 1000 });
+  await new Promise((resolve) => setTimeout(resolve, 1500));
+  assert(lease.held);
+  await lease.release();
+});

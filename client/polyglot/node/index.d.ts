@@ -40,7 +40,7 @@ export class Client {
 }
 
 export interface ClientOptions {
-  /** Milliseconds for one call, with all its tries at all servers. Default 5000. */
+  /** Milliseconds for one call, with all its tries at all servers: up to 24 h. Default 5000. */
   timeout?: number;
   /** For all servers. Default `credentials.createInsecure()`. From the same copy of `@grpc/grpc-js` that this package uses. */
   credentials?: ChannelCredentials;

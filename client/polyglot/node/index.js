@@ -150,7 +150,8 @@ export class Lease {
       if (this.held) this.#confirm(sent, sent + ms(answer.lock.remaining), answer.lock);
     } catch (error) {
       if (error.reason) this.#lose(error.reason);
-      this.#renewAt = now() + (error.retryable ? Math.max(5, Math.min(backoff(this.#failures), left / 4)) : 30_000);
+      // Also where one says that it is no Fencepost: a proxy does for a while, and this is all that keeps the lease then.
+      this.#renewAt = now() + Math.max(5, Math.min(backoff(this.#failures, error.retryable ? 1000 : 30_000), left / 4));
     }
     this.#renewing = false;
     this.#tick();
@@ -199,7 +200,12 @@ export class Lease {
 export class Client {
   #servers;
   constructor(endpoints, { timeout = 5000, credentials = grpc.credentials.createInsecure() } = {}) {
-    this.#servers = new Servers([endpoints].flat().flatMap((list) => list.split(",")), timeout, credentials);
+    const each = [endpoints].flat().flatMap((list) => list.split(","));
+    if (!each.length) throw invalid([{ field: "endpoints", description: "there are none" }]);
+    // gRPC fails a call at once whose end is very far away, and not to where anybody hears it.
+    const sane = typeof timeout === "number" && timeout > 0 && timeout <= 86_400_000;
+    if (!sane) throw invalid([{ field: "timeout", description: "not a number of milliseconds, up to a day" }]);
+    this.#servers = new Servers(each, timeout, credentials);
   }
   async acquire(resource, options) { return this.#servers.track(this.#acquire(resource, options)); }
   async #acquire(resource, { ttl = 30_000, wait = 0, owner, requestId, labels, signal } = {}) {
