@@ -17,7 +17,7 @@ import java.util.function.*;
 /** Takes locks. All leases of a client share one thread, and two connections to a server. */
 public final class LockClient implements AutoCloseable {
     /**
-     * How a lock is taken. {@code ttl}: how long the lease lasts without a renewal. {@code waitUpTo}: for how long to try; zero: once.
+     * How a lock is taken. {@code ttl}: how long the lease lasts without a renewal. {@code waitUpTo}: for how long to try; zero or less: once.
      * {@code owner} names ONE holder, never a host or a service; {@code requestId} one acquisition; null: new ones, as is best.
      * {@code labels} are for people to read: host, pid, build, trace id.
      */
@@ -76,7 +76,7 @@ public final class LockClient implements AutoCloseable {
 
     /** Takes the lock and keeps it until the lease is closed. Interrupted, it gives back what it may have got. */
     public Lease acquire(String resource, Options options) throws InterruptedException {
-        boolean once = options.waitUpTo.isZero(), ours = options.owner == null && options.requestId == null, unheard = false;
+        boolean once = options.waitUpTo.compareTo(Duration.ZERO) <= 0, ours = options.owner == null && options.requestId == null, unheard = false;
         String owner = options.owner == null ? uniqueOwner() : options.owner;
         long end = now() + (once ? CALL : nanos(options.waitUpTo));
         var request = AcquireRequest.newBuilder().setResource(resource).setOwner(owner)
@@ -374,7 +374,8 @@ public final class LockClient implements AutoCloseable {
                     .setFencingToken(fencingToken()).build(), now + (until - now) / 4, () -> !isHeld());
             call.whenComplete((answer, error) -> {
                 if (error == null) confirm(call.sent, call.sent + nanos(answer.getLock().getRemaining()), answer.getLock());
-                else renewAt = failed((LockException) error);
+                // Also where one says that it is no Fencepost: a proxy does for a while, and this is all that keeps the lease then.
+                else renewAt = Math.min(failed((LockException) error), now() + Math.max((until - now()) / 4, SECOND / 500));
                 tick();
             });
         }

@@ -148,6 +148,32 @@ public final class LockClientTest {
         }
     }
 
+    public void testAProxyThatKnowsNoFencepostForAWhileCostsNoLease() throws Exception {
+        long start = System.nanoTime();
+        Healthy proxied = new Healthy() {
+            @Override public void renew(RenewRequest request, StreamObserver<RenewResponse> out) {
+                if (System.nanoTime() - start < 1_400_000_000) { out.onError(Status.UNIMPLEMENTED.asException()); return; }
+                var ttl = com.google.protobuf.Duration.newBuilder().setSeconds(2);
+                answer(out, RenewResponse.newBuilder().setLock(Lock.newBuilder().setFencingToken(7).setRemaining(ttl).setTtl(ttl)).build());
+            }
+            @Override public void keepAlive(KeepAliveRequest request, StreamObserver<KeepAliveResponse> out) {
+                out.onError(Status.UNIMPLEMENTED.asException());
+            }
+        };
+        try (LockClient client = client(proxied)) {
+            Lease[] leases = new Lease[12];
+            for (int i = 0; i < leases.length; i++) leases[i] = client.acquire("r" + i, ttl(2000, 0));
+            Thread.sleep(2500);
+            check(Arrays.stream(leases).allMatch(Lease::isHeld), "lost " + Arrays.stream(leases).filter(lease -> !lease.isHeld()).count());
+        }
+    }
+
+    public void testATimeThatIsOverIsForOneTry() throws Exception {
+        try (LockClient client = client(new Healthy())) {
+            client.acquire("r", ttl(30_000, -1000)).close();
+        }
+    }
+
     public void testAServerThatWantsToBeLeftAloneIs() throws Exception {
         Healthy drained = new Healthy() {
             @Override void acquire(AcquireRequest request, StreamObserver<AcquireResponse> out, int nth) {
