@@ -129,3 +129,11 @@ test("a proxy that knows no Fencepost for a while costs no lease", async (t) => 
   assert(lease.held);
   await lease.release();
 });
+
+test("nobody sleeps for long where a lock goes round", async (t) => {
+  let asked = 0;
+  const Acquire = (_, answer) => answer(null, { holder: { owner: `no ${++asked}`, remaining: { seconds: 2 }, acquired_at: { seconds: 1 } } });
+  const server = await stub({ Acquire });
+  await assert.rejects(open(t, server.endpoint).acquire("r", { wait: 1000 }), { name: "RefusedError" });
+  assert(asked > 20, `asked ${asked} times`);
+});

@@ -224,7 +224,7 @@ export class Client {
     servers.ends.set(stopping, end);
     signal?.addEventListener("abort", end);
     if (servers.closed || signal?.aborted) end();
-    let spent = 0, unheard = false; // whether a try may have been granted without an answer
+    let spent = 0, seen, unheard = false; // who had it last; whether a try may have been granted without an answer
     try {
       for (let tries = 1; ; tries++) {
         stop.throwIfAborted();
@@ -240,6 +240,7 @@ export class Client {
           continue;
         }
         if (!wait || !(holder || retryable)) throw outcome;
+        if (holder && holder.owner !== seen) [tries, seen] = [1, holder.owner]; // where it goes round, nobody sleeps for long
         // A little after the holder's lease has run out the lock is free.
         const pause = retryDelay + Math.min(backoff(tries), holder ? holder.remaining + backoff(1) : Infinity);
         const last = left() <= pause + 50; // too little for another try

@@ -82,6 +82,7 @@ public final class LockClient implements AutoCloseable {
         var request = AcquireRequest.newBuilder().setResource(resource).setOwner(owner)
                 .setRequestId(options.requestId == null ? newId() : options.requestId).putAllLabels(options.labels)
                 .setTtl(com.google.protobuf.Duration.newBuilder().setSeconds(options.ttl.getSeconds()).setNanos(options.ttl.getNano()));
+        String seen = null; // who had it last
         var going = track(new CompletableFuture<>()); // known before the look at closed: close() waits for it
         try {
             for (int tries = 1; ; tries++) {
@@ -102,6 +103,8 @@ public final class LockClient implements AutoCloseable {
                     }
                     error = new LockException(Kind.REFUSED, "held by " + answer.getHolder().getOwner(), null, answer.getHolder(), List.of());
                     if (once) throw error;
+                    String owner = answer.getHolder().getOwner();
+                    if (!owner.equals(seen)) { seen = owner; pause = jitter(tries = 1, SECOND); } // it goes round: nobody sleeps for long
                     pause = Math.min(pause, nanos(error.holder.getRemaining()) + jitter(1, SECOND)); // not all at the same time
                 } catch (ExecutionException failed) {
                     error = (LockException) failed.getCause();

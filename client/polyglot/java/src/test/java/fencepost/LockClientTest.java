@@ -168,6 +168,19 @@ public final class LockClientTest {
         }
     }
 
+    public void testNobodySleepsForLongWhereALockGoesRound() throws Exception {
+        Healthy taken = new Healthy() {
+            @Override void acquire(AcquireRequest request, StreamObserver<AcquireResponse> out, int nth) {
+                var holder = Holder.newBuilder().setOwner("no " + nth).setRemaining(com.google.protobuf.Duration.newBuilder().setSeconds(2));
+                answer(out, AcquireResponse.newBuilder().setHolder(holder).build());
+            }
+        };
+        try (LockClient client = client(taken)) {
+            fails(Kind.REFUSED, 2000, () -> client.acquire("r", ttl(2000, 1000)));
+        }
+        check(taken.acquires.get() > 20, taken.acquires + " tries");
+    }
+
     public void testATimeThatIsOverIsForOneTry() throws Exception {
         try (LockClient client = client(new Healthy())) {
             client.acquire("r", ttl(30_000, -1000)).close();
