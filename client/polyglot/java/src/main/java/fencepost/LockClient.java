@@ -103,8 +103,8 @@ public final class LockClient implements AutoCloseable {
                     }
                     error = new LockException(Kind.REFUSED, "held by " + answer.getHolder().getOwner(), null, answer.getHolder(), List.of());
                     if (once) throw error;
-                    String owner = answer.getHolder().getOwner();
-                    if (!owner.equals(seen)) { seen = owner; pause = jitter(tries = 1, SECOND); } // it goes round: nobody sleeps for long
+                    String holder = answer.getHolder().getOwner();
+                    if (!holder.equals(seen)) { seen = holder; pause = jitter(tries = 1, SECOND); } // it goes round: nobody sleeps for long
                     pause = Math.min(pause, nanos(error.holder.getRemaining()) + jitter(1, SECOND)); // not all at the same time
                 } catch (ExecutionException failed) {
                     error = (LockException) failed.getCause();
