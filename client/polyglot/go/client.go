@@ -205,8 +205,10 @@ func call[Q, A any](ctx context.Context, c *Client, limit time.Duration,
 // not repeated once all servers have said so: one may be no Fencepost at all, such as a proxy's default.
 func (c *Client) repeat(ctx context.Context, budget time.Duration, wait bool, ask func(context.Context, time.Duration) error) error {
 	end, n, final, holder := now()+budget, len(c.calls), 0, ""
+	var refusal error
 	for tries := 1; ; tries++ {
-		err := ask(ctx, end-now())
+		left := end - now()
+		err := ask(ctx, left)
 		var rest time.Duration
 		switch why := err.(type) {
 		case *Refused:
@@ -216,6 +218,7 @@ func (c *Client) repeat(ctx context.Context, budget time.Duration, wait bool, as
 			if owner := why.Holder.GetOwner(); owner != holder {
 				tries, holder = 1, owner // where it goes round, nobody sleeps for long
 			}
+			refusal = err
 			// Then it is free, or was renewed.
 			rest = shorter(pause(tries, err), why.Holder.GetRemaining().AsDuration()+part(20*time.Millisecond))
 		case *Unavailable:
@@ -225,10 +228,13 @@ func (c *Client) repeat(ctx context.Context, budget time.Duration, wait bool, as
 			if final++; !why.Final {
 				final = 0
 			}
+			if refusal != nil && left < time.Second && ctx.Err() == nil {
+				err = refusal // who had it a moment ago says more than a last try that had no time left
+			}
 		default:
 			return err
 		}
-		left := end - now()
+		left = end - now()
 		last := left < rest+50*time.Millisecond // in less no server could answer
 		if final == n || last && !wait || !sleep(ctx, shorter(rest, left)) || last {
 			return err

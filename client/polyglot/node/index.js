@@ -224,13 +224,15 @@ export class Client {
     servers.ends.set(stopping, end);
     signal?.addEventListener("abort", end);
     if (servers.closed || signal?.aborted) end();
-    let spent = 0, seen, unheard = false; // who had it last; whether a try may have been granted without an answer
+    let spent = 0, seen, refusal, unheard = false; // who had it last, and how that was said; whether a try may have been granted without an answer
     try {
       for (let tries = 1; ; tries++) {
         stop.throwIfAborted();
         const budget = Math.min(servers.timeout, wait ? left() : Infinity);
         const outcome = await this.#try(request, budget, signal, stop).catch((error) => error);
         const { holder, retryable, maybeDone, retryDelay = 0 } = outcome; // none of them in a lease
+        // Who had it a moment ago says more than a last try that had no time left.
+        if (holder || budget > 1000) refusal = holder && outcome;
         unheard = maybeDone || (unheard && retryable === true);
         if (outcome instanceof Lease) return outcome;
         stop.throwIfAborted();
@@ -245,7 +247,7 @@ export class Client {
         const pause = retryDelay + Math.min(backoff(tries), holder ? holder.remaining + backoff(1) : Infinity);
         const last = left() <= pause + 50; // too little for another try
         await sleep(last ? left() : pause, undefined, { signal: stop }).catch(() => stop.throwIfAborted());
-        if (last) throw outcome;
+        if (last) throw refusal ?? outcome;
       }
     } finally {
       servers.ends.delete(stopping);

@@ -152,19 +152,25 @@ class Client:
         """
         over, servers = time.monotonic() + budget, len(self._calls)
         failures, pointless, holder = 0, 0, ""
+        refusal: Refused | None = None
         while True:
             failures += 1
             error: FencepostError
+            time_left = over - time.monotonic()
             try:
-                return ask(over - time.monotonic())
+                return ask(time_left)
             except Refused as refused:
                 if not wait:
                     raise
+                refusal = refused
                 if refused.holder != holder:  # Where it goes round, nobody sleeps for long.
                     failures, holder = 1, refused.holder
-                error, sleep = refused, pause(failures, longest=refused.remaining)
+                error, sleep = refusal, pause(failures, longest=refused.remaining)
             except Unavailable as failed:
-                error, sleep = failed, 0.0 if failures % servers else pause(failures, failed._delay)
+                if time_left > 1.0:
+                    refusal = None
+                # Who had it a moment ago says more than a last try that had no time left.
+                error, sleep = refusal or failed, 0.0 if failures % servers else pause(failures, failed._delay)
                 pointless = 0 if failed.transient else pointless + 1
                 if wait and failures == servers > pointless:  # Once, for it may be that nobody is there.
                     _log.warning("no server answers, and it is tried again: %s", failed)

@@ -83,12 +83,13 @@ public final class LockClient implements AutoCloseable {
                 .setRequestId(options.requestId == null ? newId() : options.requestId).putAllLabels(options.labels)
                 .setTtl(com.google.protobuf.Duration.newBuilder().setSeconds(options.ttl.getSeconds()).setNanos(options.ttl.getNano()));
         String seen = null; // who had it last
+        LockException refusal = null;
         var going = track(new CompletableFuture<>()); // known before the look at closed: close() waits for it
         try {
             for (int tries = 1; ; tries++) {
                 if (isClosed()) throw new IllegalStateException("the client is closed");
                 var call = new Call<>(LockServiceGrpc.getAcquireMethod(), request.build(), end, () -> isClosed() || going.isDone());
-                long pause = jitter(tries, SECOND);
+                long pause = jitter(tries, SECOND), began = now();
                 LockException error;
                 try {
                     unheard = true; // until an answer says otherwise: also when this thread is interrupted
@@ -101,7 +102,7 @@ public final class LockClient implements AutoCloseable {
                         if (isClosed()) throw new IllegalStateException("the client is closed");
                         throw new LockException(Kind.UNAVAILABLE, "the answer came too late", null, null, List.of());
                     }
-                    error = new LockException(Kind.REFUSED, "held by " + answer.getHolder().getOwner(), null, answer.getHolder(), List.of());
+                    error = refusal = new LockException(Kind.REFUSED, "held by " + answer.getHolder().getOwner(), null, answer.getHolder(), List.of());
                     if (once) throw error;
                     String holder = answer.getHolder().getOwner();
                     if (!holder.equals(seen)) { seen = holder; pause = jitter(tries = 1, SECOND); } // it goes round: nobody sleeps for long
@@ -110,6 +111,8 @@ public final class LockClient implements AutoCloseable {
                     error = (LockException) failed.getCause();
                     unheard = call.unheard && error.kind != Kind.SPENT;
                     if (isClosed()) continue; // to say so
+                    // Who had it a moment ago says more than a last try that had no time left.
+                    if (error.kind == Kind.UNAVAILABLE && refusal != null && end - began < SECOND) throw refusal;
                     if (error.kind != Kind.SPENT || options.requestId != null) throw error;
                     request.setRequestId(newId());
                 }
