@@ -237,7 +237,7 @@ async fn a_database_that_lost_its_fsync_renews_nothing() {
 /// Ends the session that renews, as it would be found by an administrator.
 const TERMINATE: &str = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
     WHERE datname = current_database() AND application_name = 'fencepostd'
-      AND query LIKE '%renew\\_v1%' AND pid <> pg_backend_pid()";
+      AND query LIKE '%renew\\_all\\_v1%' AND pid <> pg_backend_pid()";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_session_costs_no_lease() {

@@ -158,18 +158,20 @@ impl Session {
         assert_eq!(acquire("a", "r").await, "granted");
         assert_eq!(acquire("a", "r").await, "replayed");
         assert_eq!(acquire("b", "").await, "held");
-        for skip_locked in [false, true] {
-            let token = token().await;
-            let renew = format!("'{{{name}}}', '{{a}}', '{{{token}}}', '{{null}}', {skip_locked}");
-            assert_eq!(self.run("renew", &renew, "outcome").await, "renewed");
-        }
-        let missing = "'{nobody}', '{a}', '{1}', '{null}', true";
+        let renew = format!("'{name}', 'a', {}, null", token().await);
+        assert_eq!(self.run("renew", &renew, "outcome").await, "renewed");
+        let renew = format!("'{{{name}}}', '{{a}}', '{{{}}}', '{{null}}'", token().await);
+        assert_eq!(self.run(OLD.0, &renew, "outcome").await, "renewed");
+        let missing = "'{nobody}', '{a}', '{1}', '{null}'";
+        assert_eq!(self.run(OLD.0, missing, "outcome").await, "not_found");
+        let missing = "'nobody', 'a', 1, null";
         assert_eq!(self.run("renew", missing, "outcome").await, "not_found");
         assert_eq!(acquire("a", "r").await, "spent");
         assert_eq!(acquire("a", "").await, "granted");
         let release = format!("'{name}', 'a', {}", token().await);
         assert_eq!(self.run("release", &release, "outcome").await, "released");
         assert_eq!(acquire("b", "").await, "granted");
+        self.statements_of_many(&name, uuid).await;
         let orphan = format!("'{{{name}}}', '{{{uuid}}}'");
         assert_eq!(self.run("give_back", &orphan, "given_back").await, "t");
         assert_ne!(
@@ -181,11 +183,44 @@ impl Session {
             .await;
     }
 
+    /// Those of a round, on a row that is held by `b`, and on one that is not there.
+    async fn statements_of_many(&self, name: &str, uuid: &str) {
+        let names = format!("'{{{name},{name}+}}'");
+        let acquire = async |owners: &str| {
+            let arguments = format!(
+                "{names}, '{owners}', '{{\"\",\"\"}}', '{{{uuid},{uuid}}}', '{{60000,60000}}',
+                 ARRAY['{{}}', '{{}}']::jsonb[]"
+            );
+            self.run("acquire_all", &arguments, "outcome").await
+        };
+        assert_eq!(acquire("{c,c}").await, "held");
+        assert_eq!(acquire("{b,c}").await, "granted");
+        let token = async || self.run("get", &format!("'{name}'"), "fencing_token").await;
+        let got = self.run("get_all", &names, "owner").await;
+        assert!(["b", "c"].contains(&got.as_str()), "{got}");
+        let leases = format!("{names}, '{{b,c}}', '{{{},1}}'", token().await);
+        let renew = format!("{leases}, '{{null,null}}'");
+        assert_eq!(self.run("renew_all", &renew, "outcome").await, "superseded");
+        assert_eq!(
+            self.run("release_all", &leases, "outcome").await,
+            "superseded"
+        );
+        // As before, with the attempt that is given back.
+        let again = format!("'{name}', 'b', '', '{uuid}', 60000, '{{}}'");
+        assert_eq!(self.run("acquire", &again, "outcome").await, "granted");
+    }
+
     /// The plans since the last look.
     fn take(&self) -> Vec<Plan> {
         std::mem::take(&mut self.plans.lock().unwrap())
     }
 }
+
+/// What servers of the schema's first version send, and run side by side with ours.
+const OLD: (&str, &str) = (
+    "renew of old",
+    "SELECT outcome FROM fencepost.renew_v1($1, $2, $3, $4, true)",
+);
 
 /// Name and text of every statement of the store.
 fn statements() -> BTreeMap<String, String> {
@@ -195,7 +230,11 @@ fn statements() -> BTreeMap<String, String> {
         (name, fs::read_to_string(path).unwrap())
     };
     let files = fs::read_dir(directory).unwrap();
-    files.map(|file| entry(&file.unwrap().path())).collect()
+    let old = (OLD.0.to_owned(), OLD.1.to_owned());
+    files
+        .map(|file| entry(&file.unwrap().path()))
+        .chain([old])
+        .collect()
 }
 
 /// How often a text speaks of the lock table, outside of comments.

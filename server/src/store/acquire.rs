@@ -2,12 +2,19 @@
 
 use std::sync::{Arc, atomic::Ordering};
 
+use serde_json::Value;
 use tokio::time::Instant;
 use tokio_postgres::Row;
 use uuid::Uuid;
 
 use super::{
-    Abandoned, Inner, Store, failure::Failure, give_back::Orphan, identity::Need, pool::Answer,
+    Inner, Limits, Store,
+    call::{Abandoned, Ask, Call},
+    failure::Failure,
+    give_back::Orphan,
+    identity::Need,
+    lane::Crowd,
+    pool::{Answer, Bound},
     rest_before_retry, row, statement,
 };
 use crate::{
@@ -33,6 +40,21 @@ pub(crate) enum Acquired {
     Granted(Grant),
     /// Another owner has.
     Held(Holder),
+}
+
+impl Acquired {
+    /// Who has it, for those who have not.
+    pub(super) fn holder(&self) -> Holder {
+        match self {
+            Self::Held(holder) => holder.clone(),
+            Self::Granted(Grant { lease, .. }) => Holder {
+                owner: lease.owner.clone(),
+                acquired_at: lease.acquired_at,
+                deadline: lease.deadline,
+                labels: lease.labels.clone(),
+            },
+        }
+    }
 }
 
 /// A lease that its caller has not been told of yet. Dropped unclaimed, it is
@@ -74,16 +96,56 @@ impl Store {
         ask: Acquire,
         deadline: Instant,
     ) -> Result<Acquired, AcquireError> {
-        let (inner, name) = (Arc::clone(&self.0), ask.resource.clone());
-        self.detach(&name, deadline, Abandoned::Skip, async move {
-            inner.acquire(&ask, deadline).await
-        })
-        .await
+        self.call(ask, Call::Acquire, deadline).await
     }
 }
 
+impl Ask for Acquire {
+    type Answer = Acquired;
+    type Error = AcquireError;
+
+    const ABANDONED: Abandoned = Abandoned::Skip;
+
+    fn resource(&self) -> &Resource {
+        &self.resource
+    }
+
+    async fn alone(self, inner: Arc<Inner>, deadline: Instant) -> Result<Acquired, AcquireError> {
+        inner.acquire(&self, deadline, None).await
+    }
+}
+
+/// Puts them into the order of the names, and says what each would leave behind.
+pub(super) fn attempts(crowds: &mut [Crowd], limits: &Limits) -> Vec<Orphan> {
+    crowds.sort_unstable_by(|a, b| a.first.ask.resource.cmp(&b.first.ask.resource));
+    let attempt = |crowd: &Crowd| Orphan::of(&crowd.first.ask, limits);
+    crowds.iter().map(attempt).collect()
+}
+
+/// The statement for many, if there is one.
+pub(super) fn bind<'a>(crowds: &'a [Crowd], attempts: &[Orphan]) -> Option<Bound<'a>> {
+    let asks = || crowds.iter().map(|crowd| &crowd.first.ask);
+    let resources: Vec<&str> = asks().map(|ask| ask.resource.as_str()).collect();
+    let owners: Vec<&str> = asks().map(|ask| ask.owner.as_str()).collect();
+    let request_ids: Vec<&str> = asks().map(|ask| ask.request_id.as_str()).collect();
+    let attempts: Vec<Uuid> = attempts.iter().map(Orphan::attempt).collect();
+    let ttls: Vec<i64> = asks().map(|ask| ask.ttl.millis()).collect();
+    let labels: Vec<Value> = asks().map(|ask| row::labels_json(&ask.labels)).collect();
+    (!crowds.is_empty()).then(|| Bound {
+        statement: &statement::ACQUIRE_ALL,
+        arguments: vec![
+            Box::new(resources),
+            Box::new(owners),
+            Box::new(request_ids),
+            Box::new(attempts),
+            Box::new(ttls),
+            Box::new(labels),
+        ],
+    })
+}
+
 /// What one statement came to.
-enum Verdict {
+pub(super) enum Verdict {
     Acquired(Acquired),
     Spent,
     /// The sequence must leap before the next try.
@@ -96,15 +158,21 @@ enum Verdict {
 }
 
 impl Inner {
-    async fn acquire(
+    /// Goes on from what a round came to, if one did.
+    pub(super) async fn acquire(
         self: Arc<Self>,
         ask: &Acquire,
         deadline: Instant,
+        mut first: Option<Result<Verdict, Failure>>,
     ) -> Result<Acquired, AcquireError> {
         let mut tries = 0;
         loop {
             tries += 1;
-            let cause = match self.try_acquire(ask, deadline).await {
+            let verdict = match first.take() {
+                Some(verdict) => verdict,
+                None => self.try_acquire(ask, deadline).await,
+            };
+            let cause = match verdict {
                 Ok(Verdict::Acquired(acquired)) => return Ok(acquired),
                 Ok(Verdict::Spent) => return Err(AcquireError::RequestSpent),
                 Ok(Verdict::Leap(need)) => {
@@ -138,12 +206,7 @@ impl Inner {
         deadline: Instant,
     ) -> Result<Verdict, Failure> {
         let highest = self.highest.load(Ordering::Acquire);
-        let orphan = Orphan::new(
-            ask.resource.clone(),
-            Uuid::new_v4(),
-            ask.ttl,
-            &self.config.limits,
-        );
+        let orphan = Orphan::of(ask, &self.config.limits);
         let answer = self
             .pool
             .run(
@@ -160,7 +223,7 @@ impl Inner {
             )
             .await;
         match answer {
-            Ok(answer) => self.judge(ask, highest, &answer, orphan),
+            Ok(Answer { rows, sent }) => self.judge(ask, highest, row::only(&rows)?, sent, orphan),
             Err(Failure::TokenBehind(_)) => Ok(Verdict::Leap(Need::now())),
             Err(failure) => {
                 if failure.may_have_happened() {
@@ -171,15 +234,16 @@ impl Inner {
         }
     }
 
-    fn judge(
+    /// Judges a row that was asked for at `sent`, when no token above `highest` had
+    /// been seen.
+    pub(super) fn judge(
         self: &Arc<Self>,
         ask: &Acquire,
         highest: i64,
-        answer: &Answer,
+        row: &Row,
+        sent: Moment,
         orphan: Orphan,
     ) -> Result<Verdict, Failure> {
-        let sent = answer.sent;
-        let row = row::only(&answer.rows)?;
         let outcome: &str = row::column(row, "outcome")?;
         let orphan = match outcome {
             "held" => return Ok(Verdict::Acquired(Acquired::Held(holder(row, sent)?))),

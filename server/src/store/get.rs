@@ -3,11 +3,22 @@
 use std::sync::Arc;
 
 use tokio::time::Instant;
+use tokio_postgres::Row;
 
 use super::{
-    Abandoned, Inner, Store, failure::Failure, identity::Need, rest_before_retry, row, statement,
+    Inner, Store,
+    call::{Abandoned, Ask, Call},
+    failure::Failure,
+    identity::Need,
+    pool::Bound,
+    rest_before_retry,
+    rounds::InRounds,
+    row, statement,
 };
-use crate::lock::{FencingToken, GetError, Lease, Outage, Owner, Resource};
+use crate::{
+    clock::Moment,
+    lock::{FencingToken, GetError, Lease, Outage, Owner, Resource},
+};
 
 impl Store {
     /// The live lease of a resource. An expired one counts as none at once.
@@ -16,11 +27,44 @@ impl Store {
         resource: Resource,
         deadline: Instant,
     ) -> Result<Lease, GetError> {
-        let (inner, name) = (Arc::clone(&self.0), resource.clone());
-        self.detach(&name, deadline, Abandoned::Skip, async move {
-            inner.get(&resource, deadline).await
-        })
-        .await
+        self.call(Get(resource), Call::Get, deadline).await
+    }
+}
+
+/// What Get asks for.
+pub(super) struct Get(Resource);
+
+impl Ask for Get {
+    type Answer = Lease;
+    type Error = GetError;
+
+    const ABANDONED: Abandoned = Abandoned::Skip;
+
+    fn resource(&self) -> &Resource {
+        &self.0
+    }
+
+    async fn alone(self, inner: Arc<Inner>, deadline: Instant) -> Result<Lease, GetError> {
+        inner.get(&self.0, deadline).await
+    }
+}
+
+impl InRounds for Get {
+    fn bind<'a>(calls: impl Iterator<Item = &'a Self> + Clone) -> Bound<'a> {
+        let resources: Vec<&str> = calls.map(|get| get.0.as_str()).collect();
+        Bound {
+            statement: &statement::GET_ALL,
+            arguments: vec![Box::new(resources)],
+        }
+    }
+
+    fn judge(&self, inner: &Inner, row: &Row, sent: Moment) -> Option<Result<Lease, GetError>> {
+        match inner.judge_look(&self.0, row, sent) {
+            Ok(Look::Live(lease)) => Some(Ok(lease)),
+            Ok(Look::Free) => Some(Err(GetError::NotFound)),
+            Ok(Look::Leap(_) | Look::Over) => None,
+            Err(failure) => Some(Err(Outage::from(failure).into())),
+        }
     }
 }
 
@@ -61,18 +105,21 @@ impl Inner {
             .pool
             .run(&statement::GET, &[&resource.as_str()], deadline)
             .await?;
-        let row = row::only(&answer.rows)?;
+        self.judge_look(resource, row::only(&answer.rows)?, answer.sent)
+    }
+
+    fn judge_look(&self, resource: &Resource, row: &Row, sent: Moment) -> Result<Look, Failure> {
         if row::column(row, "read_only")? {
             return Err(self.pool.read_only());
         }
         if row::column::<Option<bool>>(row, "identity_holds")? != Some(true) {
-            return Ok(Look::Leap(Need::since(answer.sent)));
+            return Ok(Look::Leap(Need::since(sent)));
         }
         let Some(owner) = row::column::<Option<String>>(row, "owner")? else {
             return Ok(Look::Free);
         };
         let token = FencingToken::stored(row::column(row, "fencing_token")?);
-        let lease = row::lease(row, answer.sent, resource, Owner::stored(owner), token)?;
+        let lease = row::lease(row, sent, resource, Owner::stored(owner), token)?;
         if lease.deadline.remaining().is_zero() {
             return Ok(Look::Over);
         }

@@ -24,12 +24,8 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::{Inner, Store, config::Limits, failure::Failure, row, statement};
-use crate::{
-    clock::Moment,
-    lock::{Resource, Ttl},
-    telemetry::Chain,
-};
+use super::{Inner, Store, acquire::Acquire, config::Limits, failure::Failure, row, statement};
+use crate::{clock::Moment, lock::Resource, telemetry::Chain};
 
 /// More than this are forgotten: each then blocks its name for one TTL.
 const MAX_ORPHANS: usize = 20_000;
@@ -59,13 +55,13 @@ pub(super) struct Orphan {
 
 impl Orphan {
     /// What would be orphaned if the caller left: asked for from now on.
-    pub(super) fn new(resource: Resource, attempt: Uuid, ttl: Ttl, limits: &Limits) -> Self {
+    pub(super) fn of(ask: &Acquire, limits: &Limits) -> Self {
         let now = Moment::now();
         Self {
-            resource,
-            attempt,
+            resource: ask.resource.clone(),
+            attempt: Uuid::new_v4(),
             known: true,
-            over: now.after(limits.longest_call() + ttl.as_duration()),
+            over: now.after(limits.longest_call() + ask.ttl.as_duration()),
             look: now,
             rest: REST,
         }

@@ -22,7 +22,10 @@ use super::{
 };
 
 /// In order; a migration that has shipped is never changed.
-const MIGRATIONS: &[(i32, &str, &str)] = &[(1, "locks", include_str!("migrations/0001_locks.sql"))];
+const MIGRATIONS: &[(i32, &str, &str)] = &[
+    (1, "locks", include_str!("migrations/0001_locks.sql")),
+    (2, "rounds", include_str!("migrations/0002_rounds.sql")),
+];
 
 /// "fencepos" in ASCII: the advisory lock of migrations.
 const ADVISORY_LOCK: i64 = 0x6665_6e63_6570_6f73;

@@ -44,18 +44,21 @@
 
 mod acquire;
 mod advance;
+mod call;
 mod config;
 mod connection;
 mod failure;
 mod get;
 mod give_back;
 mod identity;
+mod lane;
 mod migrate;
 mod pool;
 mod probe;
 mod purge;
 mod release;
 mod renew;
+mod rounds;
 mod row;
 mod statement;
 mod turns;
@@ -69,11 +72,10 @@ use std::{
 };
 
 use tokio::{
-    sync::{Semaphore, oneshot, watch},
+    sync::{Semaphore, watch},
     time::Instant,
 };
 use tokio_util::task::TaskTracker;
-use tracing::Instrument as _;
 
 pub(crate) use acquire::{Acquire, Acquired};
 pub(crate) use advance::{AdvanceError, Advanced};
@@ -90,21 +92,13 @@ use self::{
     identity::Identity,
     pool::Pool,
     purge::Watched,
+    rounds::Lanes,
     turns::Turns,
 };
 use crate::{
     clock::Moment,
-    lock::{FencingToken, Outage, Resource},
+    lock::{FencingToken, Outage},
 };
-
-/// What becomes of a call whose caller leaves before its turn.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Abandoned {
-    /// It is not begun: streams that are opened and reset must cost nothing.
-    Skip,
-    /// It is done nevertheless: it ends something.
-    Finish,
-}
 
 /// A cheap handle on the lock table.
 #[derive(Clone)]
@@ -114,6 +108,7 @@ struct Inner {
     config: StoreConfig,
     hosts: Arc<Hosts>,
     pool: Pool,
+    lanes: Lanes,
     /// One connection that asks how the database is, however busy the others are.
     probes: Pool,
     /// One connection for the renewals of all streams.
@@ -144,6 +139,7 @@ impl Store {
             turns: Turns::new(config.pool_size),
             hosts,
             pool: calls,
+            lanes: Lanes::new(),
             probes,
             renewals,
             identity: Identity::default(),
@@ -162,56 +158,6 @@ impl Store {
             return Err(Outage::Unavailable(Box::new(Because("fsync is off"))));
         }
         Ok(())
-    }
-
-    /// Runs a call's database work in a task of its own, so that a caller that
-    /// goes away, or whose time is over, cannot cancel it. Only the answer is
-    /// lost then.
-    async fn detach<T, E>(
-        &self,
-        resource: &Resource,
-        deadline: Instant,
-        abandoned: Abandoned,
-        work: impl Future<Output = Result<T, E>> + Send + 'static,
-    ) -> Result<T, E>
-    where
-        T: Send + 'static,
-        E: From<Outage> + Send + 'static,
-    {
-        if self.0.tracker.is_closed() {
-            return Err(Outage::Draining.into());
-        }
-        self.check_durable()?;
-        let permit = Arc::clone(&self.0.permits)
-            .try_acquire_owned()
-            .map_err(|_| Outage::Overloaded)?;
-        let (mut tell, told) = oneshot::channel();
-        let turn = self.0.turns.take(resource);
-        let patience = self.0.config.limits.wait;
-        let work = async move {
-            let turn = tokio::select! {
-                biased;
-                () = tell.closed(), if abandoned == Abandoned::Skip => return,
-                turn = tokio::time::timeout(patience, turn) => turn,
-            };
-            let answer = match turn {
-                Ok(Ok(_turn)) => work.await,
-                _ => Err(Outage::Unavailable(Box::new(Because("no connection is free"))).into()),
-            };
-            drop(permit);
-            // Where the caller has gone, a grant is dropped here, before this
-            // task counts as done: a drain must find it among the orphans.
-            drop(tell.send(answer));
-        };
-        self.0.tracker.spawn(work.in_current_span());
-        match tokio::time::timeout_at(deadline, told).await {
-            Ok(Ok(answer)) => answer,
-            Ok(Err(_)) => {
-                let panicked = Because("the task of a call panicked");
-                Err(Outage::Internal(Box::new(panicked)).into())
-            }
-            Err(_) => Err(Outage::Deadline.into()),
-        }
     }
 
     /// Takes no more work, and waits until what is under way is done, leases

@@ -20,11 +20,9 @@ use std::{
 };
 
 use deadpool_postgres::{Manager, ManagerConfig, Object, RecyclingMethod, Runtime, Timeouts};
+use futures_util::future::join_all;
 use tokio::time::Instant;
-use tokio_postgres::{
-    Client, Row,
-    types::{ToSql, Type},
-};
+use tokio_postgres::{Client, Row, types::ToSql};
 use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
 
@@ -38,9 +36,15 @@ use crate::clock::Moment;
 
 pub(super) type Param<'a> = &'a (dyn ToSql + Sync);
 
+/// A statement with its arguments.
+pub(super) struct Bound<'a> {
+    pub(super) statement: &'static Statement,
+    pub(super) arguments: Vec<Box<dyn ToSql + Sync + Send + 'a>>,
+}
+
 /// The rows of a statement, and when it was sent.
-pub(super) struct Answer {
-    pub(super) rows: Vec<Row>,
+pub(super) struct Answer<R = Vec<Row>> {
+    pub(super) rows: R,
     /// Just before the statement went out: what it says was true no earlier.
     pub(super) sent: Moment,
 }
@@ -104,30 +108,87 @@ impl Pool {
     /// limit, since abandoning it would only lose the answer.
     pub(super) async fn run(
         &self,
-        statement: &Statement,
+        statement: &'static Statement,
         params: &[Param<'_>],
         deadline: Instant,
     ) -> Result<Answer, Failure> {
-        let mut connection = self.check_out(deadline).await?;
+        let connection = self.check_out(deadline).await?;
         if Instant::now() >= deadline {
             connection.keep();
             return Err(Failure::TooLate);
         }
+        let answer = self.send(connection, &[(statement, params)]).await?;
+        let [rows] = <[Vec<Row>; 1]>::try_from(answer.rows)
+            .map_err(|_| Failure::unknown("not as many answers as statements"))?;
+        Ok(Answer {
+            rows,
+            sent: answer.sent,
+        })
+    }
+
+    /// Runs several statements in one transaction, and in one round trip. Those
+    /// that are none have no rows.
+    pub(super) async fn run_all<const N: usize>(
+        &self,
+        connection: Checkout,
+        statements: &[Option<Bound<'_>>; N],
+    ) -> Result<Answer<[Vec<Row>; N]>, Failure> {
+        let params: Vec<(&'static Statement, Vec<Param<'_>>)> = statements
+            .iter()
+            .flatten()
+            .map(|bound| {
+                let params = bound.arguments.iter().map(|argument| &**argument as _);
+                (bound.statement, params.collect())
+            })
+            .collect();
+        let params: Vec<_> = params
+            .iter()
+            .map(|(statement, params)| (*statement, params.as_slice()))
+            .collect();
+        let answer = self.send(connection, &params).await?;
+        let mut rows = answer.rows.into_iter();
+        Ok(Answer {
+            rows: statements
+                .each_ref()
+                .map(|bound| bound.as_ref().and_then(|_| rows.next()).unwrap_or_default()),
+            sent: answer.sent,
+        })
+    }
+
+    async fn send(
+        &self,
+        connection: Checkout,
+        statements: &[(&'static Statement, &[Param<'_>])],
+    ) -> Result<Answer<Vec<Vec<Row>>>, Failure> {
         let warnings = self.warnings.load(Ordering::Acquire);
         let sent = Moment::now();
-        let span = tracing::debug_span!("statement", name = statement.name);
         let work = async {
             let client = connection.client()?;
-            match &self.begin {
-                Some(begin) => run_in_transaction(client, begin, statement, params).await,
-                None => {
-                    let prepared = client
-                        .prepare_typed_cached(statement.sql, statement.types)
-                        .await?;
-                    Ok(client.query(&prepared, params).await?)
+            match (&self.begin, statements) {
+                (None, [(statement, params)]) => {
+                    let prepared = prepare(client, statement).await?;
+                    Ok(vec![client.query(&prepared, params).await?])
+                }
+                (None, _) => {
+                    let mut queries = Vec::with_capacity(statements.len());
+                    for (statement, params) in statements {
+                        let prepared = prepare(client, statement).await?;
+                        queries.push(async move { client.query(&prepared, params).await });
+                    }
+                    in_transaction(client, "BEGIN", queries).await
+                }
+                (Some(begin), _) => {
+                    let queries = statements.iter().copied().map(async |(statement, params)| {
+                        let types = statement.types.iter().cloned();
+                        let typed: Vec<_> = params.iter().copied().zip(types).collect();
+                        client.query_typed(statement.sql, &typed).await
+                    });
+                    in_transaction(client, begin, queries).await
                 }
             }
         };
+        let names = || statements.iter().map(|(statement, _)| statement.name);
+        let span = tracing::debug_span!("statement", name = ?names().collect::<Vec<_>>());
         let Ok(result) = tokio::time::timeout(self.patience, work.instrument(span)).await else {
             self.linger(connection);
             return Err(Failure::unknown("no answer from the database in time"));
@@ -151,7 +212,7 @@ impl Pool {
     }
 
     /// Takes a connection to the Postgres that was met last.
-    async fn check_out(&self, deadline: Instant) -> Result<Checkout, Failure> {
+    pub(super) async fn check_out(&self, deadline: Instant) -> Result<Checkout, Failure> {
         loop {
             #[expect(
                 clippy::disallowed_methods,
@@ -226,25 +287,34 @@ impl Pool {
     }
 }
 
-async fn run_in_transaction(
+async fn prepare(
+    client: &deadpool_postgres::ClientWrapper,
+    statement: &Statement,
+) -> Result<tokio_postgres::Statement, tokio_postgres::Error> {
+    client
+        .prepare_typed_cached(statement.sql, statement.types)
+        .await
+}
+
+async fn in_transaction<Q>(
     client: &Client,
     begin: &str,
-    statement: &Statement,
-    params: &[Param<'_>],
-) -> Result<Vec<Row>, Failure> {
-    let typed: Vec<(Param<'_>, Type)> = params
-        .iter()
-        .copied()
-        .zip(statement.types.iter().cloned())
-        .collect();
+    queries: impl IntoIterator<Item = Q>,
+) -> Result<Vec<Vec<Row>>, Failure>
+where
+    Q: Future<Output = Result<Vec<Row>, tokio_postgres::Error>>,
+{
     // Polled in this order, and each is written when first polled: one round trip.
-    let (begun, rows, committed) = tokio::join!(
+    let (begun, answers, committed) = tokio::join!(
         biased;
         client.batch_execute(begin),
-        client.query_typed(statement.sql, &typed),
+        join_all(queries),
         client.batch_execute("COMMIT"),
     );
     begun?;
+    // The first error is the cause; the others, and a COMMIT that rolls back, follow
+    // from it.
+    let rows: Result<Vec<_>, _> = answers.into_iter().collect();
     let rows = rows?;
     committed?;
     Ok(rows)
@@ -252,7 +322,7 @@ async fn run_in_transaction(
 
 /// A connection that goes back to the pool only when told so: one with a
 /// statement still in flight must not serve another caller.
-struct Checkout(Option<Object>);
+pub(super) struct Checkout(Option<Object>);
 
 impl Checkout {
     fn client(&self) -> Result<&Object, Failure> {
@@ -261,7 +331,7 @@ impl Checkout {
             .ok_or_else(|| Failure::unknown("the connection is gone"))
     }
 
-    fn keep(&mut self) {
+    pub(super) fn keep(mut self) {
         drop(self.0.take());
     }
 }

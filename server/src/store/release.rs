@@ -3,11 +3,21 @@
 use std::sync::Arc;
 
 use tokio::time::Instant;
+use tokio_postgres::Row;
 
 use super::{
-    Abandoned, Inner, Store, failure::Failure, rest_before_retry, row, statement, unknown_outcome,
+    Inner, Store,
+    call::{Abandoned, Ask, Call},
+    failure::Failure,
+    pool::Bound,
+    rest_before_retry,
+    rounds::InRounds,
+    row, statement, unknown_outcome,
 };
-use crate::lock::{FencingToken, Outage, Owner, ReleaseError, Resource};
+use crate::{
+    clock::Moment,
+    lock::{FencingToken, Outage, Owner, ReleaseError, Resource},
+};
 
 /// What Release asks for.
 #[derive(Debug, Clone)]
@@ -24,11 +34,38 @@ impl Store {
         ask: Release,
         deadline: Instant,
     ) -> Result<(), ReleaseError> {
-        let (inner, name) = (Arc::clone(&self.0), ask.resource.clone());
-        self.detach(&name, deadline, Abandoned::Finish, async move {
-            inner.release(&ask, deadline).await
-        })
-        .await
+        self.call(ask, Call::Release, deadline).await
+    }
+}
+
+impl Ask for Release {
+    type Answer = ();
+    type Error = ReleaseError;
+
+    const ABANDONED: Abandoned = Abandoned::Finish;
+
+    fn resource(&self) -> &Resource {
+        &self.resource
+    }
+
+    async fn alone(self, inner: Arc<Inner>, deadline: Instant) -> Result<(), ReleaseError> {
+        inner.release(&self, deadline).await
+    }
+}
+
+impl InRounds for Release {
+    fn bind<'a>(calls: impl Iterator<Item = &'a Self> + Clone) -> Bound<'a> {
+        let resources: Vec<&str> = calls.clone().map(|ask| ask.resource.as_str()).collect();
+        let owners: Vec<&str> = calls.clone().map(|ask| ask.owner.as_str()).collect();
+        let tokens: Vec<i64> = calls.map(|ask| ask.token.get()).collect();
+        Bound {
+            statement: &statement::RELEASE_ALL,
+            arguments: vec![Box::new(resources), Box::new(owners), Box::new(tokens)],
+        }
+    }
+
+    fn judge(&self, _: &Inner, row: &Row, _: Moment) -> Option<Result<(), ReleaseError>> {
+        Some(judge(row).unwrap_or_else(|failure| Err(Outage::from(failure).into())))
     }
 }
 
@@ -66,14 +103,17 @@ impl Inner {
                 deadline,
             )
             .await?;
-        let row = row::only(&answer.rows)?;
-        Ok(match row::column(row, "outcome")? {
-            "released" => Ok(()),
-            "not_found" => Err(ReleaseError::NotFound),
-            "not_owner" => Err(ReleaseError::NotOwner),
-            "superseded" => Err(ReleaseError::Superseded),
-            "token_unknown" => Err(ReleaseError::TokenUnknown),
-            _ => Err(unknown_outcome().into()),
-        })
+        judge(row::only(&answer.rows)?)
     }
+}
+
+fn judge(row: &Row) -> Result<Result<(), ReleaseError>, Failure> {
+    Ok(match row::column(row, "outcome")? {
+        "released" => Ok(()),
+        "not_found" => Err(ReleaseError::NotFound),
+        "not_owner" => Err(ReleaseError::NotOwner),
+        "superseded" => Err(ReleaseError::Superseded),
+        "token_unknown" => Err(ReleaseError::TokenUnknown),
+        _ => Err(unknown_outcome().into()),
+    })
 }

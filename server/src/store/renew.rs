@@ -4,16 +4,19 @@
 //! so that no flood of other calls delays them. A row that somebody else has
 //! locked is passed over there and goes singly, where a wait delays nobody.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 use tokio_postgres::Row;
 
 use super::{
-    Abandoned, Inner, Store,
+    Inner, Store,
+    call::{Abandoned, Ask, Call},
     failure::Failure,
-    pool::{Answer, Pool},
-    rest_before_retry, row, statement,
+    pool::{Answer, Bound, Param, Pool},
+    rest_before_retry,
+    rounds::{InRounds, by_resource},
+    row, statement, unknown_outcome,
 };
 use crate::{
     clock::Moment,
@@ -21,7 +24,7 @@ use crate::{
 };
 
 /// What Renew asks for.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Renew {
     pub(crate) resource: Resource,
     pub(crate) owner: Owner,
@@ -44,18 +47,24 @@ pub(crate) enum Renewal {
     Renewed(Renewed),
     /// No verdict, or one that ends the lease.
     Failed(RenewError),
-    /// Somebody else has locked the row: renew it singly.
+    /// Not judged here, because somebody else has locked the row, or there is none:
+    /// renew it singly.
     Locked,
+}
+
+impl From<Result<Renewed, RenewError>> for Renewal {
+    fn from(verdict: Result<Renewed, RenewError>) -> Self {
+        match verdict {
+            Ok(renewed) => Self::Renewed(renewed),
+            Err(error) => Self::Failed(error),
+        }
+    }
 }
 
 impl Store {
     /// Moves the end of a live lease to now + TTL, never to an earlier time.
     pub(crate) async fn renew(&self, ask: Renew, deadline: Instant) -> Result<Renewed, RenewError> {
-        let (inner, name) = (Arc::clone(&self.0), ask.resource.clone());
-        self.detach(&name, deadline, Abandoned::Skip, async move {
-            inner.renew(&ask, deadline).await
-        })
-        .await
+        self.call(ask, Call::Renew, deadline).await
     }
 
     /// Renews a lease whose row somebody else has locked, by one statement that
@@ -67,13 +76,13 @@ impl Store {
         ask: Renew,
         deadline: Instant,
     ) -> Result<Renewed, RenewError> {
-        let (inner, name) = (Arc::clone(&self.0), ask.resource.clone());
         let ended = deadline + self.0.config.limits.patience();
-        self.detach(&name, ended, Abandoned::Skip, async move {
+        let (waiting, told) = self.admit(ask, ended)?;
+        waiting.go_on(&self.0, move |ask, inner, _| async move {
             let verdict = inner.renew_once(&ask, deadline).await;
             verdict.unwrap_or_else(|failure| Err(Outage::from(failure).into()))
-        })
-        .await
+        });
+        told.answer(ended).await
     }
 
     /// Renews many leases in one statement, on a connection of their own, or
@@ -93,7 +102,7 @@ impl Store {
         );
         let elsewhere = elsewhere || own.lingering() > 0;
         let pool = if elsewhere { &self.0.pool } else { own };
-        let answer = self.0.send_renew(pool, asks, true, deadline).await;
+        let answer = self.0.send_renew_all(pool, asks, deadline).await;
         let renewed = |renewals: &Vec<Renewal>| {
             renewals
                 .iter()
@@ -111,6 +120,44 @@ impl Store {
             }
             Err(failure) => Err(failure.into()),
         }
+    }
+}
+
+impl Ask for Renew {
+    type Answer = Renewed;
+    type Error = RenewError;
+
+    const ABANDONED: Abandoned = Abandoned::Skip;
+
+    fn resource(&self) -> &Resource {
+        &self.resource
+    }
+
+    async fn alone(self, inner: Arc<Inner>, deadline: Instant) -> Result<Renewed, RenewError> {
+        inner.renew(&self, deadline).await
+    }
+}
+
+impl InRounds for Renew {
+    fn bind<'a>(calls: impl Iterator<Item = &'a Self> + Clone) -> Bound<'a> {
+        let resources: Vec<&str> = calls.clone().map(|ask| ask.resource.as_str()).collect();
+        let owners: Vec<&str> = calls.clone().map(|ask| ask.owner.as_str()).collect();
+        let tokens: Vec<i64> = calls.clone().map(|ask| ask.token.get()).collect();
+        let ttls: Vec<Option<i64>> = calls.map(|ask| ask.ttl.map(Ttl::millis)).collect();
+        Bound {
+            statement: &statement::RENEW_ALL,
+            arguments: vec![
+                Box::new(resources),
+                Box::new(owners),
+                Box::new(tokens),
+                Box::new(ttls),
+            ],
+        }
+    }
+
+    fn judge(&self, inner: &Inner, row: &Row, sent: Moment) -> Option<Result<Renewed, RenewError>> {
+        let verdict = inner.judge_renewal(self, row, sent);
+        Some(verdict.unwrap_or_else(|failure| Err(Outage::from(failure).into())))
     }
 }
 
@@ -137,60 +184,65 @@ impl Inner {
         ask: &Renew,
         deadline: Instant,
     ) -> Result<Result<Renewed, RenewError>, Failure> {
-        let asks = std::slice::from_ref(ask);
-        let renewals = self.send_renew(&self.pool, asks, false, deadline).await?;
-        Ok(match renewals.into_iter().next() {
-            Some(Renewal::Renewed(renewed)) => Ok(renewed),
-            Some(Renewal::Failed(error)) => Err(error),
-            Some(Renewal::Locked) | None => Err(super::unknown_outcome().into()),
-        })
+        let params: [Param<'_>; 4] = [
+            &ask.resource.as_str(),
+            &ask.owner.as_str(),
+            &ask.token.get(),
+            &ask.ttl.map(Ttl::millis),
+        ];
+        let answer = self.pool.run(&statement::RENEW, &params, deadline).await?;
+        self.judge_renewal(ask, row::only(&answer.rows)?, answer.sent)
     }
 
-    async fn send_renew(
+    async fn send_renew_all(
         &self,
         pool: &Pool,
         asks: &[Renew],
-        skip_locked: bool,
         deadline: Instant,
     ) -> Result<Vec<Renewal>, Failure> {
-        let resources: Vec<&str> = asks.iter().map(|ask| ask.resource.as_str()).collect();
-        let owners: Vec<&str> = asks.iter().map(|ask| ask.owner.as_str()).collect();
-        let tokens: Vec<i64> = asks.iter().map(|ask| ask.token.get()).collect();
-        let ttls: Vec<Option<i64>> = asks.iter().map(|ask| ask.ttl.map(Ttl::millis)).collect();
-        let params: [super::pool::Param<'_>; 5] =
-            [&resources, &owners, &tokens, &ttls, &skip_locked];
-        let Answer { rows, sent } = pool.run(&statement::RENEW, &params, deadline).await?;
-        if rows.len() != asks.len() {
-            return Err(Failure::unknown("not every renewal was answered"));
+        // Two streams may renew one lease, and a statement has one row for each.
+        let mut sent_for: HashMap<&Resource, &Renew> = HashMap::with_capacity(asks.len());
+        for ask in asks {
+            sent_for.entry(&ask.resource).or_insert(ask);
         }
-        asks.iter()
-            .zip(&rows)
-            .map(|(ask, row)| self.judge_renewal(ask, row, sent))
-            .collect()
+        let mut distinct: Vec<&Renew> = sent_for.values().copied().collect();
+        distinct.sort_unstable_by(|a, b| a.resource.cmp(&b.resource));
+        let connection = pool.check_out(deadline).await?;
+        let statement = [Some(Renew::bind(distinct.into_iter()))];
+        let Answer { rows: [rows], sent } = pool.run_all(connection, &statement).await?;
+        let rows = by_resource(&rows);
+        let judge = |ask: &Renew| match (rows.get(ask.resource.as_str()), sent_for[&ask.resource]) {
+            (Some(row), sent_for) if ask == sent_for => {
+                self.judge_renewal(ask, row, sent).map(Renewal::from)
+            }
+            _ => Ok(Renewal::Locked),
+        };
+        asks.iter().map(judge).collect()
     }
 
-    fn judge_renewal(&self, ask: &Renew, row: &Row, sent: Moment) -> Result<Renewal, Failure> {
-        let refused: RenewError = match row::column(row, "outcome")? {
+    fn judge_renewal(
+        &self,
+        ask: &Renew,
+        row: &Row,
+        sent: Moment,
+    ) -> Result<Result<Renewed, RenewError>, Failure> {
+        Ok(Err(match row::column(row, "outcome")? {
             "renewed" => {
                 let lease = row::lease(row, sent, &ask.resource, ask.owner.clone(), ask.token)?;
                 if lease.deadline.remaining().is_zero() {
                     let late = Failure::unknown("the renewal came back with no time left");
-                    return Ok(Renewal::Failed(Outage::from(late).into()));
+                    return Ok(Err(Outage::from(late).into()));
                 }
                 self.saw(lease.token);
-                return Ok(Renewal::Renewed(Renewed {
-                    lease,
-                    slack: row::micros(row, "slack_us")?,
-                }));
+                let slack = row::micros(row, "slack_us")?;
+                return Ok(Ok(Renewed { lease, slack }));
             }
-            "locked" => return Ok(Renewal::Locked),
             "not_found" => Loss::NotFound.into(),
             "expired" => Loss::Expired.into(),
             "not_owner" => Loss::NotOwner.into(),
             "superseded" => Loss::Superseded.into(),
             "token_unknown" => Loss::TokenUnknown.into(),
-            _ => super::unknown_outcome().into(),
-        };
-        Ok(Renewal::Failed(refused))
+            _ => unknown_outcome().into(),
+        }))
     }
 }

@@ -24,12 +24,31 @@ macro_rules! statement {
 
 statement!(ACQUIRE, "acquire", [TEXT, TEXT, TEXT, UUID, INT8, JSONB]);
 statement!(
-    RENEW,
-    "renew",
-    [TEXT_ARRAY, TEXT_ARRAY, INT8_ARRAY, INT8_ARRAY, BOOL]
+    ACQUIRE_ALL,
+    "acquire_all",
+    [
+        TEXT_ARRAY,
+        TEXT_ARRAY,
+        TEXT_ARRAY,
+        UUID_ARRAY,
+        INT8_ARRAY,
+        JSONB_ARRAY
+    ]
+);
+statement!(RENEW, "renew", [TEXT, TEXT, INT8, INT8]);
+statement!(
+    RENEW_ALL,
+    "renew_all",
+    [TEXT_ARRAY, TEXT_ARRAY, INT8_ARRAY, INT8_ARRAY]
 );
 statement!(RELEASE, "release", [TEXT, TEXT, INT8]);
+statement!(
+    RELEASE_ALL,
+    "release_all",
+    [TEXT_ARRAY, TEXT_ARRAY, INT8_ARRAY]
+);
 statement!(GET, "get", [TEXT]);
+statement!(GET_ALL, "get_all", [TEXT_ARRAY]);
 statement!(GIVE_BACK, "give_back", [TEXT_ARRAY, UUID_ARRAY]);
 statement!(PURGE, "purge", [TEXT, INT4, INT8, TIMESTAMPTZ]);
 statement!(LEAP, "leap", [INT8, BOOL]);

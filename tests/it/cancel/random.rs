@@ -198,9 +198,10 @@ async fn five_thousand_cancelled_calls_leave_nothing_behind() {
          the rest never begun"
     );
     assert!(given_back > 50, "only {given_back} were given back");
-    // How many are late is a matter of who gets the processor first.
+    // How many are late is a matter of who gets the processor first: the answers of
+    // a round are handed over together, and then written one by one.
     assert!(
-        late < i64::try_from(total).unwrap() / 4,
+        late < i64::try_from(total).unwrap() / 2,
         "{late} were not given back"
     );
 }

@@ -1,0 +1,171 @@
+//! Where calls wait for their round.
+
+use std::{
+    collections::{HashMap, VecDeque, hash_map::Entry},
+    mem,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use tokio::time::Instant;
+
+use super::{
+    acquire::Acquire,
+    call::{Call, Waiting},
+    get::Get,
+    release::Release,
+    renew::Renew,
+};
+use crate::lock::{Outage, Resource};
+
+/// More rows make a statement last longer than the flush that they share.
+const MOST: usize = 500;
+
+/// Calls that wait, in their order. The store's permits bound them.
+#[derive(Default)]
+pub(super) struct Lane(Mutex<Queue>);
+
+#[derive(Default)]
+struct Queue {
+    calls: VecDeque<Call>,
+    /// Whether a task carries out rounds.
+    is_running: bool,
+}
+
+impl Lane {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a task must be started for it.
+    pub(super) fn push(&self, call: Call) -> bool {
+        let mut queue = self.queue();
+        queue.calls.push_back(call);
+        !mem::replace(&mut queue.is_running, true)
+    }
+
+    /// Whether there is another round; the task ends where there is none.
+    pub(super) fn goes_on(&self) -> bool {
+        let mut queue = self.queue();
+        queue.is_running = !queue.calls.is_empty();
+        queue.is_running
+    }
+
+    /// First of all, and in this order, once more.
+    pub(super) fn put_back(&self, calls: impl DoubleEndedIterator<Item = Call>) {
+        let mut queue = self.queue();
+        calls.rev().for_each(|call| queue.calls.push_front(call));
+    }
+
+    /// The next round. What came too late for it keeps its order.
+    pub(super) fn take_round(&self) -> Round {
+        let now = Instant::now();
+        let mut round = Round::default();
+        let mut queue = self.queue();
+        for call in mem::take(&mut queue.calls) {
+            if call.is_over(now) {
+                call.fail(Outage::Deadline);
+            } else {
+                queue.calls.extend(round.take(call));
+            }
+        }
+        round
+    }
+
+    /// Refuses those that came before `limit`, and says when the oldest of the
+    /// others came.
+    pub(super) fn refuse_older(&self, limit: Instant, why: impl Fn() -> Outage) -> Option<Instant> {
+        let mut queue = self.queue();
+        while queue.calls.front()?.since() <= limit {
+            queue.calls.pop_front()?.fail(why());
+        }
+        queue.calls.front().map(Call::since)
+    }
+
+    pub(super) fn fail_all(&self, why: impl Fn() -> Outage) {
+        for call in mem::take(&mut self.queue().calls) {
+            call.fail(why());
+        }
+    }
+
+    /// Answers what waits for a task that ends by a panic, and lets the next call
+    /// start another.
+    pub(super) fn abandon(&self, why: impl Fn() -> Outage) {
+        self.fail_all(why);
+        self.queue().is_running = false;
+    }
+}
+
+/// The Acquires of one resource.
+pub(super) struct Crowd {
+    /// The one that goes to the database.
+    pub(super) first: Waiting<Acquire>,
+    /// Those of other owners, which came before it was sent.
+    pub(super) others: Vec<Waiting<Acquire>>,
+}
+
+impl Crowd {
+    fn into_calls(self) -> impl Iterator<Item = Call> {
+        std::iter::once(self.first)
+            .chain(self.others)
+            .map(Call::Acquire)
+    }
+}
+
+/// What goes to the database together: one call a resource.
+#[derive(Default)]
+pub(super) struct Round {
+    /// Its resources; for an Acquire, with the place of its crowd.
+    names: HashMap<Resource, Option<usize>>,
+    pub(super) acquires: Vec<Crowd>,
+    pub(super) releases: Vec<Waiting<Release>>,
+    pub(super) renewals: Vec<Waiting<Renew>>,
+    pub(super) gets: Vec<Waiting<Get>>,
+}
+
+impl Round {
+    pub(super) fn is_empty(&self) -> bool {
+        self.names.is_empty()
+    }
+
+    pub(super) fn into_calls(self) -> impl Iterator<Item = Call> {
+        let acquires = self.acquires.into_iter().flat_map(Crowd::into_calls);
+        acquires
+            .chain(self.releases.into_iter().map(Call::Release))
+            .chain(self.renewals.into_iter().map(Call::Renew))
+            .chain(self.gets.into_iter().map(Call::Get))
+    }
+
+    /// Takes a call in, or gives it back.
+    fn take(&mut self, call: Call) -> Option<Call> {
+        let is_full = self.names.len() >= MOST;
+        let place = matches!(call, Call::Acquire(_)).then_some(self.acquires.len());
+        match self.names.entry(call.resource().clone()) {
+            Entry::Vacant(_) if is_full => return Some(call),
+            Entry::Vacant(free) => _ = free.insert(place),
+            Entry::Occupied(taken) => {
+                return match (call, taken.get()) {
+                    (Call::Acquire(other), Some(place)) => {
+                        let crowd = &mut self.acquires[*place];
+                        if other.ask.owner == crowd.first.ask.owner {
+                            // A new acquisition, or a retry: the row decides.
+                            return Some(Call::Acquire(other));
+                        }
+                        crowd.others.push(other);
+                        None
+                    }
+                    (call, _) => Some(call),
+                };
+            }
+        }
+        match call {
+            Call::Acquire(first) => self.acquires.push(Crowd {
+                first,
+                others: Vec::new(),
+            }),
+            Call::Release(waiting) => self.releases.push(waiting),
+            Call::Renew(waiting) => self.renewals.push(waiting),
+            Call::Get(waiting) => self.gets.push(waiting),
+        }
+        None
+    }
+}

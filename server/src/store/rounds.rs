@@ -1,0 +1,257 @@
+//! Rounds: calls that come while the statements of the calls before are under
+//! way go to the database together, in one transaction.
+//!
+//! No timer gathers them: a call that comes alone goes at once, alone. A lane has
+//! one round under way at a time; a resource is always in the same lane, and has
+//! one call in a round. The others wait for the next round, in their order, but
+//! for Acquires of other owners that came before the round was sent: where it
+//! leaves the resource held, that answers them.
+//!
+//! A round waits for no row. What it did not judge, because somebody else has
+//! locked the row or because the case is a rare one, goes on alone, on other
+//! connections. So does each call of a round that the database refused: one of
+//! them may be the cause, and must not stop the others.
+
+use std::{
+    collections::HashMap,
+    hash::{BuildHasher as _, RandomState},
+    pin::{Pin, pin},
+    sync::{Arc, atomic::Ordering},
+};
+
+use tokio::time::{Instant, timeout_at};
+use tokio_postgres::Row;
+
+use super::{
+    Inner,
+    acquire::{self, Acquired, Verdict},
+    call::{Ask, Call, Waiting},
+    failure::{Because, Failure},
+    give_back::Orphan,
+    lane::{Crowd, Lane, Round},
+    pool::{Answer, Bound, Checkout},
+    row,
+};
+use crate::{clock::Moment, lock::Outage};
+
+/// For all calls but renewals, which no flood of others may delay.
+const LANES: usize = 2;
+
+/// How many rounds may be under way, each on a connection.
+pub(super) const CONNECTIONS: usize = LANES + 1;
+
+pub(super) struct Lanes {
+    lanes: [Arc<Lane>; LANES],
+    renewals: Arc<Lane>,
+    hasher: RandomState,
+}
+
+impl Lanes {
+    pub(super) fn new() -> Self {
+        Self {
+            lanes: Default::default(),
+            renewals: Arc::default(),
+            hasher: RandomState::new(),
+        }
+    }
+
+    fn of(&self, call: &Call) -> &Arc<Lane> {
+        if matches!(call, Call::Renew(_)) {
+            return &self.renewals;
+        }
+        let hash = self.hasher.hash_one(call.resource());
+        &self.lanes[usize::try_from(hash % LANES as u64).unwrap_or(0)]
+    }
+}
+
+/// A kind of call that is judged by its row alone.
+pub(super) trait InRounds: Ask {
+    /// The statement for many, of which there is at least one.
+    fn bind<'a>(calls: impl Iterator<Item = &'a Self> + Clone) -> Bound<'a>;
+
+    /// None when the call must go on alone.
+    fn judge(
+        &self,
+        inner: &Inner,
+        row: &Row,
+        sent: Moment,
+    ) -> Option<Result<Self::Answer, Self::Error>>;
+}
+
+fn bind<Q: InRounds>(calls: &mut [Waiting<Q>]) -> Option<Bound<'_>> {
+    // In the order of the names, as in every statement of many rows.
+    calls.sort_unstable_by(|a, b| a.ask.resource().cmp(b.ask.resource()));
+    let calls: &[_] = calls;
+    (!calls.is_empty()).then(|| Q::bind(calls.iter().map(|call| &call.ask)))
+}
+
+/// The row of each resource.
+pub(super) fn by_resource(rows: &[Row]) -> HashMap<&str, &Row> {
+    rows.iter()
+        .filter_map(|row| Some((row::column(row, "resource").ok()?, row)))
+        .collect()
+}
+
+/// Answers what waits when a round panics.
+struct Running<'a>(&'a Lane);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0
+                .abandon(|| Outage::Internal(Box::new(Because("a round panicked"))));
+        }
+    }
+}
+
+fn no_connection() -> Outage {
+    Outage::Unavailable(Box::new(Because("no connection is free")))
+}
+
+impl Inner {
+    /// Has a call carried out, in the next round of its lane.
+    pub(super) fn enqueue(self: &Arc<Self>, call: Call) {
+        let lane = self.lanes.of(&call);
+        if lane.push(call) {
+            let (inner, lane) = (Arc::clone(self), Arc::clone(lane));
+            self.tracker.spawn(async move {
+                let _running = Running(&lane);
+                while lane.goes_on() {
+                    inner.next_round(&lane).await;
+                }
+            });
+        }
+    }
+
+    async fn next_round(self: &Arc<Self>, lane: &Lane) {
+        // First of all, so that no call is taken that is then held up.
+        let patience = Instant::now() + self.config.limits.wait;
+        match self.pool.check_out(patience).await {
+            Ok(connection) => {
+                let round = lane.take_round();
+                if round.is_empty() {
+                    connection.keep();
+                } else {
+                    self.carry_out(lane, round, connection).await;
+                }
+            }
+            Err(failure) => {
+                let failure = Arc::new(failure);
+                lane.fail_all(|| outage(&failure));
+            }
+        }
+    }
+
+    async fn carry_out(self: &Arc<Self>, lane: &Lane, mut round: Round, connection: Checkout) {
+        let highest = self.highest.load(Ordering::Acquire);
+        let orphans = acquire::attempts(&mut round.acquires, &self.config.limits);
+        let answer = {
+            let statements = [
+                acquire::bind(&round.acquires, &orphans),
+                bind(&mut round.releases),
+                bind(&mut round.renewals),
+                bind(&mut round.gets),
+            ];
+            let sending = pin!(self.pool.run_all(connection, &statements));
+            self.wait_for(sending, lane).await
+        };
+        match answer {
+            Ok(Answer { rows, sent }) => {
+                let [acquired, released, renewed, got] = &rows;
+                let rows = by_resource(acquired);
+                for (crowd, orphan) in round.acquires.into_iter().zip(orphans) {
+                    let row = rows.get(crowd.first.ask.resource.as_str());
+                    let verdict =
+                        row.map(|row| self.judge(&crowd.first.ask, highest, row, sent, orphan));
+                    self.settle_crowd(lane, crowd, verdict);
+                }
+                self.settle(round.releases, released, sent);
+                self.settle(round.renewals, renewed, sent);
+                self.settle(round.gets, got, sent);
+            }
+            Err(Failure::Conflict(_) | Failure::TokenBehind(_) | Failure::Refused(_)) => {
+                round.into_calls().for_each(|call| call.go_alone(self));
+            }
+            Err(failure) => {
+                if failure.may_have_happened() {
+                    let perhaps = orphans.into_iter().map(Orphan::perhaps);
+                    perhaps.for_each(|orphan| self.returns.push(orphan));
+                }
+                let failure = Arc::new(failure);
+                round
+                    .into_calls()
+                    .for_each(|call| call.fail(outage(&failure)));
+            }
+        }
+    }
+
+    /// Waits for the answer to a round. Calls that wait for the next one are told
+    /// when that takes too long.
+    async fn wait_for<T>(&self, mut sending: Pin<&mut impl Future<Output = T>>, lane: &Lane) -> T {
+        let wait = self.config.limits.wait;
+        loop {
+            let now = Instant::now();
+            let oldest = now
+                .checked_sub(wait)
+                .and_then(|limit| lane.refuse_older(limit, no_connection));
+            if let Ok(answer) = timeout_at(oldest.unwrap_or(now) + wait, &mut sending).await {
+                return answer;
+            }
+        }
+    }
+
+    fn settle<Q: InRounds>(self: &Arc<Self>, calls: Vec<Waiting<Q>>, rows: &[Row], sent: Moment) {
+        let rows = by_resource(rows);
+        for call in calls {
+            let row = rows.get(call.ask.resource().as_str());
+            match row.and_then(|row| call.ask.judge(self, row, sent)) {
+                Some(answer) => call.answer(answer),
+                None => call.go_alone(self),
+            }
+        }
+    }
+
+    fn settle_crowd(
+        self: &Arc<Self>,
+        lane: &Lane,
+        crowd: Crowd,
+        verdict: Option<Result<Verdict, Failure>>,
+    ) {
+        let Crowd { first, others } = crowd;
+        let holder = match verdict {
+            Some(Ok(Verdict::Acquired(acquired))) => {
+                let holder = acquired.holder();
+                first.answer(Ok(acquired));
+                Some(holder)
+            }
+            Some(verdict) => {
+                first.go_on(self, move |ask, inner, deadline| async move {
+                    inner.acquire(&ask, deadline, Some(verdict)).await
+                });
+                None
+            }
+            None => {
+                first.go_alone(self);
+                None
+            }
+        };
+        let mut again = Vec::new();
+        for other in others {
+            match &holder {
+                Some(holder) if holder.owner != other.ask.owner => {
+                    other.answer(Ok(Acquired::Held(holder.clone())));
+                }
+                _ => again.push(Call::Acquire(other)),
+            }
+        }
+        lane.put_back(again.into_iter());
+    }
+}
+
+/// The same for each call of a round.
+fn outage(failure: &Arc<Failure>) -> Outage {
+    match **failure {
+        Failure::TooLate => no_connection(),
+        _ => Outage::Unavailable(Box::new(Arc::clone(failure))),
+    }
+}

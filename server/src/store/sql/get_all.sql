@@ -1,0 +1,25 @@
+-- As get.sql, for many resources at once.
+SELECT a.resource,
+       i.postmaster_start = pg_postmaster_start_time()
+           AND i.sequence_file = pg_relation_filepath('fencepost.fencing_tokens') AS identity_holds,
+       current_setting('transaction_read_only') = 'on' AS read_only,
+       l.owner,
+       l.fencing_token,
+       l.acquired_at,
+       l.expires_at,
+       l.remaining_us,
+       l.ttl_ms,
+       l.labels
+  FROM fencepost.identity AS i
+ CROSS JOIN unnest($1::text[]) AS a(resource)
+  LEFT JOIN LATERAL (
+            SELECT n.owner, n.fencing_token, n.acquired_at, n.expires_at, n.ttl_ms, n.labels,
+                   (extract(epoch FROM n.expires_at - n.t) * 1000000)::bigint AS remaining_us
+              FROM (SELECT o.owner, o.fencing_token, o.acquired_at, o.expires_at, o.ttl_ms, o.labels, o.released,
+                           clock_timestamp() AS t
+                      FROM fencepost.locks AS o
+                     WHERE o.resource = a.resource
+                    OFFSET 0) AS n
+             WHERE NOT n.released AND n.expires_at > n.t
+            OFFSET 0) AS l
+         ON true
