@@ -327,13 +327,15 @@ pub async fn channel_at(address: SocketAddr) -> Channel {
         .unwrap_or_else(|error| panic!("no connection to {address}: {error:?}"))
 }
 
-/// The server's binary, built into the directory above the test executable's.
+/// The server's binary: in the directory of this executable, or in the one
+/// above for a test's, which lies in `deps`.
 pub fn binary() -> PathBuf {
-    let test = env::current_exe().expect("this process has an executable");
-    let profile = test
-        .parent()
-        .and_then(|deps| deps.parent())
-        .expect("a test executable lies in target/<profile>/deps");
+    let this = env::current_exe().expect("this process has an executable");
+    let directory = this.parent().expect("an executable is in a directory");
+    let profile = match directory.parent() {
+        Some(profile) if directory.ends_with("deps") => profile,
+        _ => directory,
+    };
     let binary = profile.join("fencepostd");
     assert!(
         binary.exists(),

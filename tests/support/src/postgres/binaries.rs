@@ -5,7 +5,7 @@ use std::{env, fs, path::PathBuf, process::Command};
 use crate::system;
 
 /// A program of Postgres, to be run as an account that is not root.
-pub(super) fn program(name: &str) -> Command {
+pub fn program(name: &str) -> Command {
     let mut command = Command::new(find(name));
     system::drop_root(&mut command)
         .env("LC_ALL", "C")

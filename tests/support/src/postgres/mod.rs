@@ -12,6 +12,7 @@ mod copies;
 mod shared;
 mod standby;
 
+pub use binaries::program;
 pub use client::Client;
 pub use cluster::{Builder, Postgres, Stop};
 pub use shared::{Database, fresh_database};
