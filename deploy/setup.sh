@@ -3,6 +3,8 @@
 #
 #   setup.sh          PostgreSQL's programs, for the private Postgres
 #   setup.sh test     also PgBouncer, HAProxy, faketime and Python 3, for the tests
+#   setup.sh bench    also etcd, ZooKeeper and Redis, for the benchmark; what cannot
+#                     be installed is left out, and reported as not measured
 #   setup.sh where    prints the directory of PostgreSQL's programs
 #
 # With everything in place it says nothing, changes nothing and takes no time.
@@ -101,20 +103,22 @@ apt_postgres() {
     apt_install postgresql
 }
 
-# Debian's packages enable and start a service. The mask lives in /run: were
-# this script killed half-way, the next boot would forget it.
+# apt_without_service PACKAGE [SERVICE]: Debian's packages enable and start a
+# service. The mask lives in /run: were this script killed half-way, the next
+# boot would forget it.
 apt_without_service() {
+    service=${2-$1}
     if [ -d /run/systemd/system ]; then
-        as_root systemctl --quiet --runtime mask "$1.service"
+        as_root systemctl --quiet --runtime mask "$service.service"
         installed=0
         apt_install "$1" || installed=$?
-        as_root systemctl --quiet --runtime unmask "$1.service"
+        as_root systemctl --quiet --runtime unmask "$service.service"
         [ "$installed" -eq 0 ] || return "$installed"
-        as_root systemctl --quiet disable "$1.service" 2>/dev/null
+        as_root systemctl --quiet disable "$service.service" 2>/dev/null
     else
-        apt_install "$1"
-        as_root update-rc.d "$1" disable >/dev/null
-        quietly as_root "/etc/init.d/$1" stop
+        apt_install "$1" || return
+        as_root update-rc.d "$service" disable >/dev/null
+        quietly as_root "/etc/init.d/$service" stop
     fi
 }
 
@@ -173,6 +177,20 @@ need_program() {
     have "$1" || die "$1 was installed, but is not in the path"
 }
 
+# want_peer PACKAGE WHAT [SERVICE]: the benchmark runs without it, so only Debian's
+# package is looked for, and nobody is told to install it by hand.
+want_peer() {
+    [ -e "$2" ] || [ -n "$(command -v "$2")" ] && return
+    if have apt-get && can_install; then
+        if [ -n "${3-}" ]; then
+            apt_without_service "$1" "$3" && return
+        else
+            apt_install "$1" && return
+        fi
+    fi
+    say "$1 is missing: it will not be measured"
+}
+
 case ${1-run} in
 run)
     need_build_tools
@@ -186,10 +204,18 @@ test)
     need_program faketime
     need_program python3
     ;;
+bench)
+    need_build_tools
+    need_postgres
+    want_peer etcd-server etcd etcd
+    # Not zookeeperd, which is a service.
+    want_peer zookeeper /usr/share/java/zookeeper.jar
+    want_peer redis-server redis-server redis-server
+    ;;
 where)
     postgres_dir
     ;;
 *)
-    die "unknown word '$1': run, test or where"
+    die "unknown word '$1': run, test, bench or where"
     ;;
 esac
