@@ -4,12 +4,13 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test polyglot soak demo check fmt clean-tools \
+.PHONY: help setup run test polyglot soak bench demo check fmt clean-tools \
 	check-fmt check-shell check-proto check-deps check-clippy check-doc
 
 # The debug profile: its first build is far shorter than a release build, and a
 # lock server waits for its database most of the time anyway.
 BIN := $(or $(CARGO_TARGET_DIR),target)/debug
+RELEASE := $(or $(CARGO_TARGET_DIR),target)/release
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +39,12 @@ soak: ## Run the tests that take ten minutes and more
 	@deploy/setup.sh test
 	cargo build --workspace --bins
 	cargo test --workspace -- --ignored --nocapture
+
+# Never from a debug build. Both in one go, so that what they share is built once.
+bench: ## Measure Fencepost and its peers on this machine (ARGS='--quick')
+	@deploy/setup.sh bench
+	cargo build --release -p fencepost-server -p fencepost-bench
+	@exec $(RELEASE)/fencepost-bench $(ARGS)
 
 demo: ## Show a frozen holder's late write being refused, in under a minute
 	@deploy/setup.sh

@@ -1,0 +1,54 @@
+//! Rounds in turn: in each, every contender is measured once, so that what
+//! disturbs the machine hits all alike.
+
+use crate::{
+    load::{self, Round, Timing, Work},
+    systems::System,
+};
+
+/// What a contender did in each round.
+pub(crate) type Rounds = Vec<Round>;
+
+/// How contenders are measured.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Turns {
+    pub(crate) rounds: u16,
+    pub(crate) timing: Timing,
+    pub(crate) work: Work,
+    pub(crate) clients: usize,
+}
+
+impl Turns {
+    /// Measures the contenders, and returns their rounds in the order given.
+    ///
+    /// All of them are up, and those whose turn it is not are idle. Each round
+    /// begins with another one, so that nobody always follows the same.
+    pub(crate) async fn measure(&self, contenders: &[&dyn System]) -> Vec<Rounds> {
+        let mut results = vec![Rounds::new(); contenders.len()];
+        for round in 0..usize::from(self.rounds) {
+            let mut order: Vec<usize> = (0..contenders.len()).collect();
+            if !order.is_empty() {
+                order.rotate_left(round % contenders.len());
+            }
+            for n in order {
+                results[n].push(self.one_round(contenders[n]).await);
+            }
+        }
+        results
+    }
+
+    async fn one_round(&self, system: &dyn System) -> Round {
+        let names: Vec<String> = match self.work {
+            Work::Contend => vec!["hot".to_owned(); self.clients],
+            Work::Cycle | Work::Renew => (0..self.clients).map(|n| format!("own-{n}")).collect(),
+        };
+        match system.clients(&names).await {
+            Ok(clients) => load::run(clients, self.work, self.timing, &system.processes()).await,
+            Err(error) => Round {
+                errors: 1,
+                first_error: Some(format!("no clients: {error}")),
+                ..Round::default()
+            },
+        }
+    }
+}
