@@ -7,6 +7,7 @@ mod fencepost;
 mod locks;
 pub(crate) mod noop;
 mod postgres;
+mod redis;
 mod shim;
 mod sql;
 
@@ -50,12 +51,12 @@ pub(crate) async fn start(kind: Kind, shim: Option<&Shim>) -> Result<Box<dyn Sys
     Ok(match kind {
         Kind::Fencepost => Box::new(Fencepost::start(shim).await?),
         Kind::Etcd => Box::new(etcd::Etcd::start().await?),
+        Kind::RedisAof => Box::new(redis::Redis::start(redis::Log::EveryWrite, shim).await?),
+        Kind::Redis => Box::new(redis::Redis::start(redis::Log::None, shim).await?),
         Kind::SqlPerCall => Box::new(sql::SqlPerCall::start(shim).await?),
         Kind::Advisory => Box::new(advisory::Advisory::start().await?),
         Kind::GrpcNoop => Box::new(noop::Noop::start().await?),
-        Kind::RedisAof | Kind::Redis | Kind::Zookeeper => {
-            return Err("there is no client for it yet".into());
-        }
+        Kind::Zookeeper => return Err("there is no client for it yet".into()),
     })
 }
 
