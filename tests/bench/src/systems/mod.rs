@@ -10,6 +10,7 @@ mod postgres;
 mod redis;
 mod shim;
 mod sql;
+mod zookeeper;
 
 use std::{net::SocketAddr, process::Command, time::Duration};
 
@@ -51,12 +52,12 @@ pub(crate) async fn start(kind: Kind, shim: Option<&Shim>) -> Result<Box<dyn Sys
     Ok(match kind {
         Kind::Fencepost => Box::new(Fencepost::start(shim).await?),
         Kind::Etcd => Box::new(etcd::Etcd::start().await?),
+        Kind::Zookeeper => Box::new(zookeeper::Zookeeper::start(shim).await?),
         Kind::RedisAof => Box::new(redis::Redis::start(redis::Log::EveryWrite, shim).await?),
         Kind::Redis => Box::new(redis::Redis::start(redis::Log::None, shim).await?),
         Kind::SqlPerCall => Box::new(sql::SqlPerCall::start(shim).await?),
         Kind::Advisory => Box::new(advisory::Advisory::start().await?),
         Kind::GrpcNoop => Box::new(noop::Noop::start().await?),
-        Kind::Zookeeper => return Err("there is no client for it yet".into()),
     })
 }
 
