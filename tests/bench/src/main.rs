@@ -41,13 +41,13 @@ async fn main() -> Result<()> {
     show(&doubts);
     let rows = Bench::new(args).run().await;
 
-    show(&report::figures(&figures::all(&rows)));
-    // Whoever looks at the end sees it as well.
-    show(&doubts);
     fs::create_dir_all(&out)?;
     let json: Value = rows.iter().map(Row::json).collect();
     fs::write(out.join("peers.json"), format!("{json:#}\n"))?;
     fs::write(out.join("peers.svg"), chart::svg(&rows))?;
+    show(&report::figures(&figures::all(&rows)));
+    // Whoever looks at the end sees it as well.
+    show(&doubts);
     show(&format!(
         "\nwritten: {0}/peers.json, {0}/peers.svg",
         out.display()
