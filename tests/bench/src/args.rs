@@ -25,6 +25,11 @@ pub(crate) struct Args {
     #[arg(long, default_value = "0.5", value_parser = seconds)]
     warm_up: Duration,
 
+    /// How long at most whoever was refused the hot name waits, s; a random part
+    /// of it each time.
+    #[arg(long, default_value = "0", value_parser = seconds)]
+    pub(crate) hot_pause: Duration,
+
     /// Only these systems.
     #[arg(long, value_enum, value_delimiter = ',')]
     systems: Vec<Kind>,

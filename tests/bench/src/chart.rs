@@ -19,6 +19,9 @@ const HEAD: f64 = 34.0;
 pub(crate) fn svg(rows: &[Row]) -> String {
     let mut body = String::new();
     let mut y = 16.0;
+    // Nobody holds the hot name there: its bar would be all that one sees.
+    let is_shown = |row: &&Row| (row.scenario, row.kind) != (Scenario::Hot, Kind::GrpcNoop);
+    let rows: Vec<&Row> = rows.iter().filter(is_shown).collect();
     for panel in rows.chunk_by(|a, b| (a.scenario, a.clients) == (b.scenario, b.clients)) {
         if let [first, _, ..] = panel {
             y += title(&mut body, y, first);
@@ -39,16 +42,20 @@ fn title(body: &mut String, y: f64, row: &Row) -> f64 {
     };
     let _ = writeln!(
         body,
-        "<text x=\"10\" y=\"{}\" font-weight=\"bold\">{}, {} clients: {unit} per second</text>",
+        "<text x=\"10\" y=\"{}\" font-weight=\"bold\">{}, {} client{}: {unit} per second</text>",
         y + 16.0,
         row.scenario.name(),
         row.clients,
+        if row.clients == 1 { "" } else { "s" },
     );
     HEAD
 }
 
-fn bars(body: &mut String, from: f64, panel: &[Row]) -> f64 {
-    let spreads = panel.iter().filter_map(cycles).map(|spread| spread.max);
+fn bars(body: &mut String, from: f64, panel: &[&Row]) -> f64 {
+    let spreads = panel
+        .iter()
+        .filter_map(|row| cycles(row))
+        .map(|spread| spread.max);
     let longest = spreads.fold(f64::MIN_POSITIVE, f64::max);
     let x = |figure: f64| LEFT + (RIGHT - LEFT) * figure / longest;
     for (n, row) in panel.iter().enumerate() {

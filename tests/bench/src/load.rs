@@ -31,8 +31,9 @@ pub(crate) trait Client: Send {
 pub(crate) enum Work {
     /// Acquire and release a name of one's own.
     Cycle,
-    /// The same on a name that others want too: ask until it is granted.
-    Contend,
+    /// The same on a name that others want too: ask until it is granted, and
+    /// rest for up to `pause` after each refusal.
+    Contend { pause: Duration },
     /// Renew a lease that was acquired before.
     Renew,
 }
@@ -179,7 +180,9 @@ async fn drive(
     while !window.is_over() {
         let began = Instant::now();
         let done = match work {
-            Work::Cycle | Work::Contend => cycle(&mut *client, work, window, &mut tally).await,
+            Work::Cycle | Work::Contend { .. } => {
+                cycle(&mut *client, work, window, &mut tally).await
+            }
             Work::Renew => client.renew().await.map(|()| true),
         };
         let ended = Instant::now();
@@ -217,11 +220,14 @@ async fn cycle(
             client.release().await?;
             return Ok(true);
         }
-        if work == Work::Cycle {
+        let Work::Contend { pause } = work else {
             return Err("refused although nobody else wants it".into());
-        }
+        };
         if window.is_over() {
             return Ok(false);
+        }
+        if !pause.is_zero() {
+            tokio::time::sleep(pause.mul_f64(rand::random())).await;
         }
     }
 }

@@ -57,14 +57,6 @@ fn sizes(scenario: Scenario) -> &'static [usize] {
     }
 }
 
-fn work(scenario: Scenario) -> Work {
-    match scenario {
-        Scenario::Hot => Work::Contend,
-        Scenario::Renew => Work::Renew,
-        _ => Work::Cycle,
-    }
-}
-
 /// A system that runs, or why it does not.
 type Started = (Kind, Result<Box<dyn System>, String>);
 
@@ -228,7 +220,13 @@ impl Bench {
         let turns = Turns {
             rounds: self.args.rounds(),
             timing: self.args.timing(),
-            work: work(scenario),
+            work: match scenario {
+                Scenario::Hot => Work::Contend {
+                    pause: self.args.hot_pause,
+                },
+                Scenario::Renew => Work::Renew,
+                _ => Work::Cycle,
+            },
             clients,
         };
         let able: Vec<Result<&dyn System, String>> = all

@@ -39,7 +39,7 @@ impl Turns {
 
     async fn one_round(&self, system: &dyn System) -> Round {
         let names: Vec<String> = match self.work {
-            Work::Contend => vec!["hot".to_owned(); self.clients],
+            Work::Contend { .. } => vec!["hot".to_owned(); self.clients],
             Work::Cycle | Work::Renew => (0..self.clients).map(|n| format!("own-{n}")).collect(),
         };
         match system.clients(&names).await {
