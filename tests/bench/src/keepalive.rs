@@ -17,7 +17,8 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::{
     args::{Kind, Scenario},
-    load::{Client as _, Failure, Result, Round, cpu_times},
+    cpu::Times,
+    load::{Client as _, Failure, Result, Round},
     stats::{Row, rounded},
     systems::{Fencepost, Holder, System as _, TTL_S},
 };
@@ -67,12 +68,10 @@ pub(crate) async fn measure(streams: usize, measured: Duration) -> Result<Row> {
 
     tokio::time::sleep(SETTLING).await;
     let processes = fencepost.processes();
-    let (cpu_before, renewals_before) = (cpu_times(&processes), seen.renewals.load(Relaxed));
+    let before = Times::read(&processes);
+    let renewals_before = seen.renewals.load(Relaxed);
     tokio::time::sleep(measured).await;
-    let cpu = cpu_before.into_iter().zip(cpu_times(&processes));
-    let cpu: Vec<_> = cpu
-        .map(|((name, before), (_, after))| (name, percent(after.saturating_sub(before), measured)))
-        .collect();
+    let cpu = Times::read(&processes).since(&before, measured);
     let renewals = seen.renewals.load(Relaxed) - renewals_before;
     let memory = resident_memory(fencepost.server_pid()).unwrap_or_default();
     let (died, late) = (seen.died.load(Relaxed), seen.late.load(Relaxed));
@@ -159,8 +158,4 @@ async fn listen(mut holder: Holder, seen: &Seen) -> String {
             Err(status) => return status.to_string(),
         }
     }
-}
-
-fn percent(used: Duration, of: Duration) -> f64 {
-    100.0 * used.as_secs_f64() / of.as_secs_f64()
 }

@@ -6,9 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fencepost_support::system;
 use hdrhistogram::Histogram;
 use tokio::{task::JoinSet, time::sleep_until};
+
+use crate::cpu::Times;
 
 /// Whatever went wrong: a benchmark counts it, shows the first, and goes on.
 pub(crate) type Failure = Box<dyn Error + Send + Sync>;
@@ -81,9 +82,9 @@ pub(crate) async fn run(
         tasks.spawn(drive(client, work, window));
     }
     sleep_until(window.from.into()).await;
-    let before = cpu_times(processes);
+    let before = Times::read(processes);
     sleep_until(window.to.into()).await;
-    let after = cpu_times(processes);
+    let after = Times::read(processes);
 
     let mut total = Tally::new();
     let joined = tokio::time::timeout(PATIENCE, async {
@@ -98,7 +99,6 @@ pub(crate) async fn run(
         total.failed(&format!("{} clients hang", tasks.len()).into());
     }
     let seconds = timing.measured.as_secs_f64();
-    let cpu = before.into_iter().zip(after);
     Round {
         cycles_per_s: total.latencies.len() as f64 / seconds,
         answers_per_s: total.answers as f64 / seconds,
@@ -106,12 +106,7 @@ pub(crate) async fn run(
         p99_us: total.latencies.value_at_quantile(0.99) as f64 / 1e3,
         errors: total.errors,
         first_error: total.first_error,
-        cpu: cpu
-            .map(|((name, before), (_, after))| {
-                let used = after.saturating_sub(before);
-                (name, 100.0 * used.as_secs_f64() / seconds)
-            })
-            .collect(),
+        cpu: after.since(&before, timing.measured),
     }
 }
 
@@ -230,23 +225,4 @@ async fn cycle(
             tokio::time::sleep(pause.mul_f64(rand::random())).await;
         }
     }
-}
-
-/// The processor time of each process with its children so far, and our own.
-pub(crate) fn cpu_times(processes: &[(&'static str, u32)]) -> Vec<(&'static str, Duration)> {
-    let of = |pid| system::cpu_time(pid).unwrap_or_default();
-    let with_children = |pid| {
-        of(pid)
-            + system::children_of(pid)
-                .into_iter()
-                .map(of)
-                .sum::<Duration>()
-    };
-    let mut times: Vec<_> = processes
-        .iter()
-        .map(|&(name, pid)| (name, with_children(pid)))
-        .collect();
-    // Its children are the systems themselves.
-    times.push(("load", of(std::process::id())));
-    times
 }

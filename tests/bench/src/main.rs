@@ -6,6 +6,7 @@
 
 mod args;
 mod chart;
+mod cpu;
 mod figures;
 mod keepalive;
 mod load;
