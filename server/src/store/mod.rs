@@ -139,7 +139,7 @@ impl Store {
             turns: Turns::new(config.pool_size),
             hosts,
             pool: calls,
-            lanes: Lanes::new(),
+            lanes: Lanes::default(),
             probes,
             renewals,
             identity: Identity::default(),
