@@ -46,7 +46,6 @@ pub(super) trait Ask: Sized + Send + Sync + 'static {
 pub(super) struct Waiting<Q: Ask> {
     pub(super) ask: Q,
     deadline: Instant,
-    since: Instant,
     /// Its place among the calls that may be at work at one time.
     permit: OwnedSemaphorePermit,
     tell: oneshot::Sender<Result<Q::Answer, Q::Error>>,
@@ -86,7 +85,6 @@ impl Store {
         let waiting = Waiting {
             ask,
             deadline,
-            since: Instant::now(),
             permit,
             tell,
         };
@@ -110,10 +108,6 @@ impl<Q: Ask> Waiting<Q> {
     /// Whether there is no use in beginning it.
     pub(super) fn is_over(&self, now: Instant) -> bool {
         self.deadline <= now || (Q::ABANDONED == Abandoned::Skip && self.tell.is_closed())
-    }
-
-    pub(super) fn since(&self) -> Instant {
-        self.since
     }
 
     pub(super) fn answer(self, answer: Result<Q::Answer, Q::Error>) {
@@ -190,10 +184,6 @@ impl Call {
 
     pub(super) fn is_over(&self, now: Instant) -> bool {
         any!(self, waiting => waiting.is_over(now))
-    }
-
-    pub(super) fn since(&self) -> Instant {
-        any!(self, waiting => waiting.since())
     }
 
     pub(super) fn go_alone(self, inner: &Arc<Inner>) {

@@ -36,11 +36,14 @@ impl Lane {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a task must be started for it.
-    pub(super) fn push(&self, call: Call) -> bool {
+    pub(super) fn push(&self, call: Call) {
+        self.queue().calls.push_back(call);
+    }
+
+    /// Whether there is something to be done, and a task to be started for it.
+    pub(super) fn starts(&self) -> bool {
         let mut queue = self.queue();
-        queue.calls.push_back(call);
-        !mem::replace(&mut queue.is_running, true)
+        !queue.calls.is_empty() && !mem::replace(&mut queue.is_running, true)
     }
 
     /// Whether there is another round; the task ends where there is none.
@@ -51,9 +54,11 @@ impl Lane {
     }
 
     /// First of all, and in this order, once more.
-    pub(super) fn put_back(&self, calls: impl DoubleEndedIterator<Item = Call>) {
+    pub(super) fn put_back(&self, calls: Vec<Call>) {
         let mut queue = self.queue();
-        calls.rev().for_each(|call| queue.calls.push_front(call));
+        for call in calls.into_iter().rev() {
+            queue.calls.push_front(call);
+        }
     }
 
     /// The next round. What came too late for it keeps its order.
@@ -69,16 +74,6 @@ impl Lane {
             }
         }
         round
-    }
-
-    /// Refuses those that came before `limit`, and says when the oldest of the
-    /// others came.
-    pub(super) fn refuse_older(&self, limit: Instant, why: impl Fn() -> Outage) -> Option<Instant> {
-        let mut queue = self.queue();
-        while queue.calls.front()?.since() <= limit {
-            queue.calls.pop_front()?.fail(why());
-        }
-        queue.calls.front().map(Call::since)
     }
 
     pub(super) fn fail_all(&self, why: impl Fn() -> Outage) {

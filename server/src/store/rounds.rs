@@ -2,7 +2,8 @@
 //! way go to the database together, in one transaction.
 //!
 //! No timer gathers them: a call that comes alone goes at once, alone. A lane has
-//! one round under way at a time, and a resource has one call in a round. The others wait for the next round, in their order, but
+//! one round under way at a time, and more only while they are not answered; a
+//! resource has one call in a round. The others wait for the next round, in their order, but
 //! for Acquires of other owners that came before the round was sent: where it
 //! leaves the resource held, that answers them.
 //!
@@ -13,11 +14,11 @@
 
 use std::{
     collections::HashMap,
-    pin::{Pin, pin},
     sync::{Arc, atomic::Ordering},
+    time::Duration,
 };
 
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout};
 use tokio_postgres::Row;
 
 use super::{
@@ -32,8 +33,10 @@ use super::{
 };
 use crate::{clock::Moment, lock::Outage};
 
-/// How many rounds may be under way, each on a connection: one in each lane.
-pub(super) const CONNECTIONS: usize = 2;
+/// A round that is not answered for so long may be stuck on a connection that is
+/// dead and does not say so: the next one goes elsewhere meanwhile. Longer than a
+/// round waits in the database.
+const OVERDUE: Duration = Duration::from_millis(500);
 
 /// More lanes mean smaller rounds, and more flushes in each other's way: with two
 /// for Acquires, Releases and Gets, 64 and 256 clients had less.
@@ -100,8 +103,14 @@ fn no_connection() -> Outage {
 impl Inner {
     /// Has a call carried out, in the next round of its lane.
     pub(super) fn enqueue(self: &Arc<Self>, call: Call) {
-        let lane = self.lanes.of(&call);
-        if lane.push(call) {
+        let lane = Arc::clone(self.lanes.of(&call));
+        lane.push(call);
+        self.run(&lane);
+    }
+
+    /// Sees to it that a lane's rounds are carried out.
+    fn run(self: &Arc<Self>, lane: &Arc<Lane>) {
+        if lane.starts() {
             let (inner, lane) = (Arc::clone(self), Arc::clone(lane));
             self.tracker.spawn(async move {
                 let _running = Running(&lane);
@@ -112,7 +121,7 @@ impl Inner {
         }
     }
 
-    async fn next_round(self: &Arc<Self>, lane: &Lane) {
+    async fn next_round(self: &Arc<Self>, lane: &Arc<Lane>) {
         // Calls that have come are on their way here, in tasks of their own.
         tokio::task::yield_now().await;
         // Before the calls are taken, so that none is taken that is then held up.
@@ -122,8 +131,12 @@ impl Inner {
                 let round = lane.take_round();
                 if round.is_empty() {
                     connection.keep();
-                } else {
-                    self.carry_out(lane, round, connection).await;
+                    return;
+                }
+                let (inner, own) = (Arc::clone(self), Arc::clone(lane));
+                let mut round = Box::pin(inner.carry_out(own, round, connection));
+                if timeout(OVERDUE, &mut round).await.is_err() {
+                    self.tracker.spawn(round);
                 }
             }
             Err(failure) => {
@@ -133,7 +146,7 @@ impl Inner {
         }
     }
 
-    async fn carry_out(self: &Arc<Self>, lane: &Lane, mut round: Round, connection: Checkout) {
+    async fn carry_out(self: Arc<Self>, lane: Arc<Lane>, mut round: Round, connection: Checkout) {
         let highest = self.highest.load(Ordering::Acquire);
         let orphans = acquire::attempts(&mut round.acquires, &self.config.limits);
         let answer = {
@@ -143,8 +156,7 @@ impl Inner {
                 bind(&mut round.renewals),
                 bind(&mut round.gets),
             ];
-            let sending = pin!(self.pool.run_all(connection, &statements));
-            self.wait_for(sending, lane).await
+            self.pool.run_all(connection, &statements).await
         };
         match answer {
             Ok(Answer { rows, sent }) => {
@@ -154,14 +166,14 @@ impl Inner {
                     let row = rows.get(crowd.first.ask.resource.as_str());
                     let verdict =
                         row.map(|row| self.judge(&crowd.first.ask, highest, row, sent, orphan));
-                    self.settle_crowd(lane, crowd, verdict);
+                    self.settle_crowd(&lane, crowd, verdict);
                 }
                 self.settle(round.releases, released, sent);
                 self.settle(round.renewals, renewed, sent);
                 self.settle(round.gets, got, sent);
             }
             Err(Failure::Conflict(_) | Failure::TokenBehind(_) | Failure::Refused(_)) => {
-                round.into_calls().for_each(|call| call.go_alone(self));
+                round.into_calls().for_each(|call| call.go_alone(&self));
             }
             Err(failure) => {
                 if failure.may_have_happened() {
@@ -172,21 +184,6 @@ impl Inner {
                 round
                     .into_calls()
                     .for_each(|call| call.fail(outage(&failure)));
-            }
-        }
-    }
-
-    /// Waits for the answer to a round. Calls that wait for the next one are told
-    /// when that takes too long.
-    async fn wait_for<T>(&self, mut sending: Pin<&mut impl Future<Output = T>>, lane: &Lane) -> T {
-        let wait = self.config.limits.wait;
-        loop {
-            let now = Instant::now();
-            let oldest = now
-                .checked_sub(wait)
-                .and_then(|limit| lane.refuse_older(limit, no_connection));
-            if let Ok(answer) = timeout_at(oldest.unwrap_or(now) + wait, &mut sending).await {
-                return answer;
             }
         }
     }
@@ -204,7 +201,7 @@ impl Inner {
 
     fn settle_crowd(
         self: &Arc<Self>,
-        lane: &Lane,
+        lane: &Arc<Lane>,
         crowd: Crowd,
         verdict: Option<Result<Verdict, Failure>>,
     ) {
@@ -235,7 +232,8 @@ impl Inner {
                 _ => again.push(Call::Acquire(other)),
             }
         }
-        lane.put_back(again.into_iter());
+        lane.put_back(again);
+        self.run(lane);
     }
 }
 

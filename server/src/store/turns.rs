@@ -2,8 +2,9 @@
 //!
 //! Calls that go alone may keep their connection for as long as a row is locked by
 //! somebody else. They wait here rather than at the pool: they can leave this
-//! queue, and it leaves the rounds their connections. No resource has more than
-//! half of the turns, so that one row leaves the other half to the others.
+//! queue, and it leaves a connection to the rounds, which wait for no row. No
+//! resource has more than half of the turns, so that one row leaves the other half
+//! to the others.
 
 use std::{
     hash::{BuildHasher as _, RandomState},
@@ -12,7 +13,6 @@ use std::{
 
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 
-use super::rounds;
 use crate::lock::Resource;
 
 /// Resources share a lane by chance, one in so many.
@@ -33,8 +33,8 @@ pub(super) struct Turn {
 impl Turns {
     /// Of so many connections.
     pub(super) fn new(connections: usize) -> Self {
-        let turns = connections.saturating_sub(rounds::CONNECTIONS).max(1);
-        let lane = || Arc::new(Semaphore::new(turns.div_ceil(2)));
+        let turns = connections.saturating_sub(1).max(1);
+        let lane = || Arc::new(Semaphore::new(connections.div_ceil(2)));
         Self {
             all: Arc::new(Semaphore::new(turns)),
             lanes: std::iter::repeat_with(lane).take(LANES).collect(),

@@ -371,15 +371,17 @@ DECLARE
     -- The largest token that there may have been.
     past_token     bigint;
 BEGIN
-    SELECT i.postmaster_start = pg_postmaster_start_time()
-               AND i.sequence_file = pg_relation_filepath('fencepost.fencing_tokens')
-      INTO identity_holds
-      FROM fencepost.identity AS i
-       FOR UPDATE;
+    PERFORM FROM fencepost.identity AS i FOR UPDATE;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'fencepost.identity has lost its row';
     END IF;
     SELECT s.last_value INTO from_token FROM fencepost.fencing_tokens AS s;
+    -- Judged after that: only a look at the sequence tells a session that waited
+    -- for the row of the file that another one's leap has given it.
+    SELECT i.postmaster_start = pg_postmaster_start_time()
+               AND i.sequence_file = pg_relation_filepath('fencepost.fencing_tokens')
+      INTO identity_holds
+      FROM fencepost.identity AS i;
     leapt := p_always OR identity_holds IS NOT TRUE OR from_token <= p_floor;
     clock_behind := false;
     to_token := from_token;

@@ -6,9 +6,9 @@
 -- not judged: somebody else has locked its row, or the case is a rare one. It
 -- goes singly, to the functions of 0001.
 --
--- Rows are looked up in a lateral sub-select and written by an upsert. Neither is
--- a join with the lock table, so both find a row by its key whatever the planner
--- believes of the table. Rows are locked first, then judged by one read of the
+-- Rows are looked up in a lateral sub-select and written by an upsert, or by an
+-- UPDATE of an array of keys. None is a join with the lock table, so all find a row
+-- by its key whatever the planner believes of the table. Rows are locked first, then judged by one read of the
 -- clock each, then written.
 
 -- A token from a sequence that was set back since the last leap: nothing of the
@@ -195,15 +195,14 @@ BEGIN
         SELECT a.owner AS asked_owner, a.token AS asked_token, k.*
           FROM unnest(p_resources, p_owners, p_tokens) AS a(resource, owner, token)
          CROSS JOIN LATERAL (
-                    SELECT l.resource, l.owner, l.released, l.fencing_token, l.prev_token, l.ttl_ms, l.acquired_at,
-                           l.expires_at, l.renewed, l.request_id, l.attempt, l.claims, l.labels
+                    SELECT l.resource, l.owner, l.released, l.fencing_token, l.expires_at
                       FROM fencepost.locks AS l
                      WHERE l.resource = a.resource
                        FOR UPDATE SKIP LOCKED) AS k
     ), timed AS MATERIALIZED (
         SELECT l.*, clock_timestamp() AS t FROM locked AS l
     ), judged AS MATERIALIZED (
-        SELECT j.*,
+        SELECT j.resource,
                CASE
                    WHEN j.asked_token > j.fencing_token  THEN 'token_unknown'
                    WHEN j.released OR j.expires_at <= j.t THEN 'not_found'
@@ -213,15 +212,9 @@ BEGIN
                END AS outcome
           FROM timed AS j
     ), written AS (
-        INSERT INTO fencepost.locks AS l (
-                   resource, owner, released, fencing_token, prev_token, ttl_ms,
-                   acquired_at, expires_at, renewed, request_id, attempt, claims, labels)
-        SELECT j.resource, j.owner, true, j.fencing_token, j.prev_token, j.ttl_ms,
-               j.acquired_at, j.t, j.renewed, j.request_id, j.attempt, j.claims, j.labels
-          FROM judged AS j
-         WHERE j.outcome = 'released'
-        ON CONFLICT ON CONSTRAINT locks_pkey DO UPDATE
-           SET released = true, expires_at = EXCLUDED.expires_at
+        UPDATE fencepost.locks AS l
+           SET released = true, expires_at = least(l.expires_at, clock_timestamp())
+         WHERE l.resource = ANY (ARRAY(SELECT j.resource FROM judged AS j WHERE j.outcome = 'released'))
     )
     SELECT j.resource, j.outcome FROM judged AS j;
 END
