@@ -75,7 +75,7 @@ impl Grant {
 }
 
 /// Gives a lease back on drop.
-struct Unclaimed {
+pub(super) struct Unclaimed {
     /// Set by the call that created the lease: a replay gives nothing back.
     orphan: Option<Orphan>,
     inner: Arc<Inner>,
@@ -153,8 +153,8 @@ pub(super) enum Verdict {
     /// The name was fought over for longer than the statement tries.
     Contended,
     /// A grant that must not be used: it has no time left, or a token that is
-    /// not above all that went before.
-    Unusable(Orphan, Option<Need>),
+    /// not above all that went before. Its call may end while it waits to go on.
+    Unusable(Unclaimed, Option<Need>),
 }
 
 impl Inner {
@@ -180,12 +180,14 @@ impl Inner {
                     Failure::unknown("the fencing tokens had to leap")
                 }
                 Ok(Verdict::Contended) => Failure::unknown("the name is fought over"),
-                Ok(Verdict::Unusable(orphan, need)) => {
+                Ok(Verdict::Unusable(mut unclaimed, need)) => {
                     // Gone before the next try, which would find it and take
                     // its own request for spent.
-                    self.give_back_now(orphan, deadline)
-                        .await
-                        .map_err(Outage::from)?;
+                    if let Some(orphan) = unclaimed.orphan.take() {
+                        self.give_back_now(orphan, deadline)
+                            .await
+                            .map_err(Outage::from)?;
+                    }
                     if let Some(need) = need {
                         self.leap(need, deadline).await.map_err(Outage::from)?;
                     }
@@ -259,29 +261,29 @@ impl Inner {
             }
         };
         // Any error from here on gives the lease back.
-        let mut unclaimed = Unclaimed {
+        let unclaimed = Unclaimed {
             orphan,
             inner: Arc::clone(self),
         };
         let token = FencingToken::stored(row::column(row, "fencing_token")?);
         let lease = row::lease(row, sent, &ask.resource, ask.owner.clone(), token)?;
-        let went_back = lease.token.get() <= highest;
-        let over = lease.deadline.remaining().is_zero();
-        match unclaimed.orphan.take() {
-            Some(orphan) if went_back => {
-                Ok(Verdict::Unusable(orphan, Some(Need::above(highest, sent))))
-            }
-            Some(orphan) if over => Ok(Verdict::Unusable(orphan, None)),
-            None if over => Ok(Verdict::Spent),
-            orphan => {
-                self.saw(lease.token);
-                unclaimed.orphan = orphan;
-                Ok(Verdict::Acquired(Acquired::Granted(Grant {
-                    lease,
-                    unclaimed,
-                })))
-            }
+        let is_new = unclaimed.orphan.is_some();
+        if is_new && lease.token.get() <= highest {
+            let need = Need::above(highest, sent);
+            return Ok(Verdict::Unusable(unclaimed, Some(need)));
         }
+        if lease.deadline.remaining().is_zero() {
+            return Ok(if is_new {
+                Verdict::Unusable(unclaimed, None)
+            } else {
+                Verdict::Spent
+            });
+        }
+        self.saw(lease.token);
+        Ok(Verdict::Acquired(Acquired::Granted(Grant {
+            lease,
+            unclaimed,
+        })))
     }
 }
 
