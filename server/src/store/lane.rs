@@ -85,8 +85,12 @@ impl Lane {
     /// Answers what waits for a task that ends by a panic, and lets the next call
     /// start another.
     pub(super) fn abandon(&self, why: impl Fn() -> Outage) {
-        self.fail_all(why);
-        self.queue().is_running = false;
+        let mut queue = self.queue();
+        // Both at once: a call that came in between would wait for a task that is gone.
+        queue.is_running = false;
+        for call in mem::take(&mut queue.calls) {
+            call.fail(why());
+        }
     }
 }
 
