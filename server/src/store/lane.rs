@@ -1,7 +1,7 @@
 //! Where calls wait for their round.
 
 use std::{
-    collections::{HashMap, VecDeque, hash_map::Entry},
+    collections::{HashMap, VecDeque},
     mem,
     sync::{Mutex, MutexGuard, PoisonError},
 };
@@ -136,22 +136,21 @@ impl Round {
 
     /// Takes a call in, or gives it back.
     fn take(&mut self, call: Call) -> Option<Call> {
-        let is_full = self.names.len() >= MOST;
-        let place = matches!(call, Call::Acquire(_)).then_some(self.acquires.len());
-        match self.names.entry(call.resource().clone()) {
-            Entry::Vacant(_) if is_full => return Some(call),
-            Entry::Vacant(free) => _ = free.insert(place),
-            Entry::Occupied(taken) => {
-                return match (call, taken.get()) {
-                    (Call::Acquire(other), Some(place)) => {
-                        let crowd = &mut self.acquires[*place];
-                        if other.ask.owner == crowd.first.ask.owner {
-                            // A new acquisition, or a retry: the row decides.
-                            return Some(Call::Acquire(other));
-                        }
-                        crowd.others.push(other);
+        match self.names.get(call.resource()) {
+            None if self.names.len() >= MOST => return Some(call),
+            None => {
+                let place = matches!(call, Call::Acquire(_)).then_some(self.acquires.len());
+                self.names.insert(call.resource().clone(), place);
+            }
+            Some(&place) => {
+                return match (call, place) {
+                    (Call::Acquire(other), Some(place))
+                        if other.ask.owner != self.acquires[place].first.ask.owner =>
+                    {
+                        self.acquires[place].others.push(other);
                         None
                     }
+                    // Of the same owner it is a new acquisition, or a retry: the row decides.
                     (call, _) => Some(call),
                 };
             }
