@@ -10,6 +10,7 @@ use tokio::{
     sync::{OwnedSemaphorePermit, oneshot},
     time::{Instant, timeout, timeout_at},
 };
+use tracing::{Instrument as _, Span};
 
 use super::{
     Inner, Store, acquire::Acquire, failure::Because, get::Get, release::Release, renew::Renew,
@@ -48,6 +49,8 @@ pub(super) struct Waiting<Q: Ask> {
     deadline: Instant,
     /// Its place among the calls that may be at work at one time.
     permit: OwnedSemaphorePermit,
+    /// The caller's, for what is logged of the call once it goes on alone.
+    span: Span,
     tell: oneshot::Sender<Result<Q::Answer, Q::Error>>,
 }
 
@@ -86,6 +89,7 @@ impl Store {
             ask,
             deadline,
             permit,
+            span: Span::current(),
             tell,
         };
         Ok((waiting, Told(told)))
@@ -134,7 +138,8 @@ impl<Q: Ask> Waiting<Q> {
         let turn = inner.turns.take(self.ask.resource());
         let patience = inner.config.limits.wait;
         let store = Arc::clone(inner);
-        inner.tracker.spawn(async move {
+        let span = self.span.clone();
+        let task = async move {
             let Self {
                 ask,
                 deadline,
@@ -153,7 +158,8 @@ impl<Q: Ask> Waiting<Q> {
             };
             drop(permit);
             drop(tell.send(answer));
-        });
+        };
+        inner.tracker.spawn(task.instrument(span));
     }
 }
 

@@ -1,5 +1,5 @@
 //! Every statement the server sends, one file each. The file's name is the
-//! name of the method that runs it, and of its span's `name`.
+//! statement's in the `name` of a span, which lists all of a transaction's.
 
 use tokio_postgres::types::Type;
 
