@@ -127,6 +127,11 @@ pub(crate) fn all(rows: &[Row]) -> Vec<Figure> {
             extra(Keepalive, 10_000, "streams_died"),
         ),
         figure(
+            "10,000 streams: streams never renewed",
+            AtMost(0.0),
+            extra(Keepalive, 10_000, "streams_never_renewed"),
+        ),
+        figure(
             "64 clients on a table of 1 million rows over an empty one",
             AtLeast(0.9),
             ratio(on_full, on_empty),

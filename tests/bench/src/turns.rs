@@ -1,6 +1,8 @@
 //! Rounds in turn: in each, every contender is measured once, so that what
 //! disturbs the machine hits all alike.
 
+use rand::seq::SliceRandom as _;
+
 use crate::{
     load::{self, Round, Timing, Work},
     systems::System,
@@ -21,15 +23,14 @@ pub(crate) struct Turns {
 impl Turns {
     /// Measures the contenders, and returns their rounds in the order given.
     ///
-    /// All of them are up, and those whose turn it is not are idle. Each round
-    /// begins with another one, so that nobody always follows the same.
+    /// All of them are up, and those whose turn it is not are idle. The order is
+    /// drawn for each round, so that nobody always follows the same one, and pays
+    /// for what that one still writes or closes.
     pub(crate) async fn measure(&self, contenders: &[&dyn System]) -> Vec<Rounds> {
         let mut results = vec![Rounds::new(); contenders.len()];
-        for round in 0..usize::from(self.rounds) {
+        for _ in 0..self.rounds {
             let mut order: Vec<usize> = (0..contenders.len()).collect();
-            if !order.is_empty() {
-                order.rotate_left(round % contenders.len());
-            }
+            order.shuffle(&mut rand::rng());
             for n in order {
                 results[n].push(self.one_round(contenders[n]).await);
             }
