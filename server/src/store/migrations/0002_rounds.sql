@@ -10,6 +10,9 @@
 -- UPDATE of an array of keys. None is a join with the lock table, so all find a row
 -- by its key whatever the planner believes of the table. Rows are locked first, then judged by one read of the
 -- clock each, then written.
+--
+-- An upsert judges the row that it proposes before it finds the old one: a column
+-- that is added later needs a default, or these functions fail.
 
 -- A token from a sequence that was set back since the last leap: nothing of the
 -- statement may stand.
@@ -21,7 +24,8 @@ END
 $function$;
 
 
--- Acquire. Only rows that look free are locked, so that a refusal writes nothing.
+-- Acquire. Only rows that look free in the statement's snapshot are locked, so that
+-- a refusal writes nothing.
 -- Where the identity does not hold, and for a retry of a row's latest acquisition,
 -- there is no answer.
 --
