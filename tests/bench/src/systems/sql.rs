@@ -57,6 +57,8 @@ impl System for SqlPerCall {
         let mut sessions = Vec::new();
         for _ in 0..names.len().min(CONNECTIONS) {
             let connection = self.postgres.connect().await?;
+            // On a small table the planner likes to scan it.
+            connection.batch_execute("SET enable_seqscan = off").await?;
             sessions.push(Arc::new(Session {
                 acquire: connection.prepare(ACQUIRE).await?,
                 release: connection.prepare(RELEASE).await?,
