@@ -51,7 +51,9 @@ impl Ask for Get {
 
 impl InRounds for Get {
     fn bind<'a>(calls: impl Iterator<Item = &'a Self> + Clone) -> Bound<'a> {
-        let resources: Vec<&str> = calls.map(|get| get.0.as_str()).collect();
+        let mut resources: Vec<&str> = calls.map(|get| get.0.as_str()).collect();
+        // In the order of the names; one may be asked for by many.
+        resources.dedup();
         Bound {
             statement: &statement::GET_ALL,
             arguments: vec![Box::new(resources)],

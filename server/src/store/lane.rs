@@ -110,7 +110,7 @@ impl Crowd {
     }
 }
 
-/// What goes to the database together: one call a resource.
+/// What goes to the database together: one call a resource, or any number of Gets.
 #[derive(Default)]
 pub(super) struct Round {
     /// Its resources; for an Acquire, with the place of its crowd.
@@ -148,6 +148,11 @@ impl Round {
                         if other.ask.owner != self.acquires[place].first.ask.owner =>
                     {
                         self.acquires[place].others.push(other);
+                        None
+                    }
+                    // It changes nothing, and its row is looked up for another.
+                    (Call::Get(other), _) => {
+                        self.gets.push(other);
                         None
                     }
                     // Of the same owner it is a new acquisition, or a retry: the row decides.
