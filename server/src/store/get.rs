@@ -27,12 +27,18 @@ impl Store {
         resource: Resource,
         deadline: Instant,
     ) -> Result<Lease, GetError> {
-        self.call(Get(resource), Call::Get, deadline).await
+        self.call(Get::new(resource), Call::Get, deadline).await
     }
 }
 
 /// What Get asks for.
 pub(super) struct Get(Resource);
+
+impl Get {
+    pub(super) fn new(resource: Resource) -> Self {
+        Self(resource)
+    }
+}
 
 impl Ask for Get {
     type Answer = Lease;

@@ -172,3 +172,6 @@ impl Round {
         None
     }
 }
+
+#[cfg(test)]
+mod tests;

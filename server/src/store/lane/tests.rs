@@ -1,0 +1,287 @@
+//! What goes into a round, and what becomes of the calls that wait.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use tokio::{runtime::Builder, time::Instant};
+
+use super::{Lane, Round};
+use crate::{
+    lock::{
+        AcquireError, FencingToken, Labels, Outage, Owner, ReleaseError, RequestId, Resource,
+        TtlLimits,
+    },
+    store::{
+        Acquire, Limits, Release, Store, StoreConfig, SynchronousCommit,
+        call::{Ask, Call, Told, Waiting},
+        get::Get,
+    },
+};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// A store that nobody answers.
+fn store() -> Store {
+    let config = StoreConfig {
+        pgbouncer: false,
+        pool_size: 1,
+        max_in_flight: 10_000,
+        synchronous_commit: SynchronousCommit::On,
+        allow_fsync_off: false,
+        purge_retention: MINUTE,
+        limits: Limits::within(MINUTE),
+    };
+    let url = "postgresql://nobody@127.0.0.1:1/none".parse().unwrap();
+    Store::new(&url, config).unwrap()
+}
+
+struct Stage {
+    store: Store,
+    lane: Lane,
+}
+
+impl Stage {
+    fn new() -> Self {
+        Self {
+            store: store(),
+            lane: Lane::default(),
+        }
+    }
+
+    /// Queues a call whose caller waits for so long.
+    fn push<Q: Ask>(&self, ask: Q, kind: fn(Waiting<Q>) -> Call, patience: Duration) -> Told<Q> {
+        let admitted = self.store.admit(ask, Instant::now() + patience);
+        let Ok((waiting, told)) = admitted else {
+            panic!("there is no room");
+        };
+        self.lane.push(kind(waiting));
+        told
+    }
+
+    fn acquire(&self, resource: &str, owner: &str) -> Told<Acquire> {
+        self.push(acquire(resource, owner), Call::Acquire, MINUTE)
+    }
+
+    fn release(&self, resource: &str, token: i64) -> Told<Release> {
+        self.push(release(resource, token), Call::Release, MINUTE)
+    }
+
+    fn get(&self, resource: &str) -> Told<Get> {
+        self.push(Get::new(named(resource)), Call::Get, MINUTE)
+    }
+
+    fn next_round(&self) -> Vec<String> {
+        told(&self.lane.take_round())
+    }
+}
+
+fn named(resource: &str) -> Resource {
+    Resource::new(resource.to_owned()).unwrap()
+}
+
+fn acquire(resource: &str, owner: &str) -> Acquire {
+    let any = TtlLimits {
+        min: Duration::ZERO,
+        max: MINUTE,
+    };
+    Acquire {
+        resource: named(resource),
+        owner: Owner::stored(owner.to_owned()),
+        ttl: any.check(MINUTE).unwrap(),
+        labels: Labels::stored(BTreeMap::new()),
+        request_id: RequestId::new(String::new()).unwrap(),
+    }
+}
+
+fn release(resource: &str, token: i64) -> Release {
+    Release {
+        resource: named(resource),
+        owner: Owner::stored("a".to_owned()),
+        token: FencingToken::stored(token),
+    }
+}
+
+/// What is in a round, a line for each call that goes to the database.
+fn told(round: &Round) -> Vec<String> {
+    let acquires = round.acquires.iter().map(|crowd| {
+        let owners = std::iter::once(&crowd.first).chain(&crowd.others);
+        let owners: Vec<_> = owners.map(|call| call.ask.owner.as_str()).collect();
+        let resource = crowd.first.ask.resource.as_str();
+        format!("acquire {resource} {}", owners.join(" "))
+    });
+    let releases = round.releases.iter().map(|call| {
+        let Release {
+            resource, token, ..
+        } = &call.ask;
+        format!("release {} {}", resource.as_str(), token.get())
+    });
+    let gets = round.gets.iter();
+    let gets = gets.map(|call| format!("get {}", call.ask.resource().as_str()));
+    acquires.chain(releases).chain(gets).collect()
+}
+
+fn answer<Q: Ask>(told: Told<Q>) -> Result<Q::Answer, Q::Error> {
+    let runtime = Builder::new_current_thread().enable_time().build().unwrap();
+    runtime.block_on(told.answer(Instant::now()))
+}
+
+#[test]
+fn a_resource_has_one_call_in_a_round_and_the_others_keep_their_order() {
+    let stage = Stage::new();
+    let _first = (stage.release("r", 1), stage.release("r", 2));
+    let _then = (stage.acquire("r", "b"), stage.release("r", 3));
+    let _beside = (stage.acquire("s", "b"), stage.release("t", 4));
+    assert_eq!(
+        stage.next_round(),
+        ["acquire s b", "release r 1", "release t 4"]
+    );
+    assert_eq!(stage.next_round(), ["release r 2"]);
+    assert_eq!(stage.next_round(), ["acquire r b"]);
+    assert_eq!(stage.next_round(), ["release r 3"]);
+    assert!(stage.lane.take_round().is_empty());
+}
+
+#[test]
+fn acquires_of_other_owners_join_the_first_and_its_own_do_not() {
+    let stage = Stage::new();
+    let _crowd = ["a", "b", "a", "c", "b"].map(|owner| stage.acquire("r", owner));
+    let _beside = stage.acquire("s", "b");
+    assert_eq!(stage.next_round(), ["acquire r a b c b", "acquire s b"]);
+    assert_eq!(stage.next_round(), ["acquire r a"]);
+    assert!(stage.lane.take_round().is_empty());
+}
+
+#[test]
+fn gets_are_in_nobodys_way() {
+    let stage = Stage::new();
+    let _gets = (stage.get("r"), stage.get("r"), stage.get("s"));
+    let _others = (stage.acquire("r", "a"), stage.release("r", 1));
+    let _last = stage.get("r");
+    assert_eq!(
+        stage.next_round(),
+        ["acquire r a", "get r", "get r", "get s", "get r"]
+    );
+    assert_eq!(stage.next_round(), ["release r 1"]);
+}
+
+#[test]
+fn what_nobody_waits_for_is_not_begun_but_for_a_release() {
+    let stage = Stage::new();
+    drop((stage.acquire("a", "a"), stage.get("g")));
+    drop(stage.release("r", 1));
+    assert_eq!(stage.next_round(), ["release r 1"]);
+
+    let late = (
+        stage.push(acquire("a", "a"), Call::Acquire, Duration::ZERO),
+        stage.push(release("r", 1), Call::Release, Duration::ZERO),
+    );
+    assert!(stage.lane.take_round().is_empty());
+    let (acquired, released) = (answer(late.0), answer(late.1));
+    assert!(matches!(
+        acquired.err(),
+        Some(AcquireError::Outage(Outage::Deadline))
+    ));
+    assert!(matches!(
+        released,
+        Err(ReleaseError::Outage(Outage::Deadline))
+    ));
+}
+
+#[test]
+fn a_round_has_at_most_five_hundred_rows_and_any_crowd() {
+    let stage = Stage::new();
+    let name = |n: i64| format!("r {n}");
+    let _releases: Vec<_> = (0..300).map(|n| stage.release(&name(n), n)).collect();
+    let _gets: Vec<_> = (0..199).map(|_| stage.get("g")).collect();
+    let _hot = stage.acquire("hot", "a");
+    let _next = (stage.get("g"), stage.release("other", 1));
+    let _next_of_all = stage.acquire("name", "a");
+    let _crowd = stage.acquire("hot", "b");
+    let round = stage.next_round();
+    assert_eq!(round.len(), 500);
+    assert_eq!(round[0], "acquire hot a b");
+    assert_eq!(
+        stage.next_round(),
+        ["acquire name a", "release other 1", "get g"]
+    );
+}
+
+#[test]
+fn what_is_put_back_comes_first_and_in_its_order() {
+    let stage = Stage::new();
+    let _first = ["a", "b", "c"].map(|owner| stage.acquire("r", owner));
+    let crowd = stage.lane.take_round().acquires.remove(0);
+    let _later = stage.acquire("r", "d");
+    stage
+        .lane
+        .put_back(crowd.others.into_iter().map(Call::Acquire));
+    assert_eq!(stage.next_round(), ["acquire r b c d"]);
+}
+
+#[test]
+fn the_oldest_are_refused_and_the_others_wait() {
+    let stage = Stage::new();
+    let old = stage.release("r", 1);
+    let limit = Instant::now();
+    while Instant::now() == limit {
+        std::hint::spin_loop();
+    }
+    let _young = stage.release("r", 2);
+    let why = || Outage::Overloaded;
+    let next = stage.lane.refuse_older(limit, why);
+    assert!(next.is_some_and(|since| since > limit));
+    assert!(matches!(
+        answer(old),
+        Err(ReleaseError::Outage(Outage::Overloaded))
+    ));
+    assert_eq!(stage.next_round(), ["release r 2"]);
+    assert_eq!(stage.lane.refuse_older(Instant::now(), why), None);
+}
+
+#[test]
+fn a_task_is_started_when_none_is_there() {
+    let stage = Stage::new();
+    let push = || {
+        let admitted = stage.store.admit(release("r", 1), Instant::now() + MINUTE);
+        let (waiting, told) = admitted.map_err(|_| "no room").unwrap();
+        (stage.lane.push(Call::Release(waiting)), told)
+    };
+    let (starts, _told) = push();
+    assert!(starts);
+    let (starts, left) = push();
+    assert!(!starts);
+    assert!(stage.lane.goes_on());
+
+    // A panic answers what waits, and is not the end of the lane.
+    stage.lane.abandon(|| Outage::Draining);
+    assert!(matches!(
+        answer(left),
+        Err(ReleaseError::Outage(Outage::Draining))
+    ));
+    assert!(push().0);
+    stage.lane.fail_all(|| Outage::Draining);
+    assert!(!stage.lane.goes_on());
+    assert!(push().0);
+}
+
+#[test]
+fn a_panic_in_a_round_answers_its_calls_and_ends_nothing_else() {
+    // Without timers, which every round needs.
+    let bare = Builder::new_current_thread().build().unwrap();
+    let inner = store().0;
+    for _ in 0..2 {
+        let deadline = Instant::now() + MINUTE;
+        let store = Store(std::sync::Arc::clone(&inner));
+        let (waiting, told) = store.admit(release("r", 1), deadline).ok().unwrap();
+        {
+            let _entered = bare.enter();
+            inner.enqueue(Call::Release(waiting));
+        }
+        inner.tracker.close();
+        bare.block_on(inner.tracker.wait());
+        inner.tracker.reopen();
+        assert!(matches!(
+            answer(told),
+            Err(ReleaseError::Outage(Outage::Internal(_)))
+        ));
+    }
+}
