@@ -47,6 +47,7 @@ mod private;
 mod programs;
 mod refusals;
 mod replicas;
+mod rounds;
 mod row_locks;
 mod run;
 mod secrets;
