@@ -223,3 +223,9 @@ BEGIN
     SELECT j.resource, j.outcome FROM judged AS j;
 END
 $function$;
+
+
+-- A round renews all rows of a page in one transaction, and what the one before has
+-- left may not be tidied up yet: with half of the page free, one renewal in ten of 64
+-- leases found no room and moved to another page.
+ALTER TABLE fencepost.locks SET (fillfactor = 35);
