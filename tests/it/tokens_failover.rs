@@ -282,7 +282,8 @@ async fn a_synchronous_standby_loses_no_answered_grant() {
                 let waiting = "SELECT count(*) FROM pg_stat_activity
                                 WHERE wait_event = 'SyncRep'";
                 let waiting: i64 = primary.admin().await.value(waiting).await;
-                (waiting > 3).then_some(())
+                // What came together waits in one round.
+                (waiting > 0).then_some(())
             })
             .await;
             tokio::time::sleep(Duration::from_millis(500)).await;
