@@ -13,7 +13,12 @@ use tokio::{
 use tracing::{Instrument as _, Span};
 
 use super::{
-    Inner, Store, acquire::Acquire, failure::Because, get::Get, release::Release, renew::Renew,
+    Inner, Store,
+    acquire::Acquire,
+    failure::{Because, Failure},
+    get::Get,
+    release::Release,
+    renew::Renew,
 };
 use crate::lock::{Outage, Resource};
 
@@ -47,11 +52,25 @@ pub(super) trait Ask: Sized + Send + Sync + 'static {
 pub(super) struct Waiting<Q: Ask> {
     pub(super) ask: Q,
     deadline: Instant,
-    /// Its place among the calls that may be at work at one time.
-    permit: OwnedSemaphorePermit,
     /// The caller's, for what is logged of the call once it goes on alone.
     span: Span,
+    reply: Reply<Q>,
+}
+
+/// How its caller is answered.
+struct Reply<Q: Ask> {
+    /// The call's place among those that may be at work at one time.
+    permit: OwnedSemaphorePermit,
     tell: oneshot::Sender<Result<Q::Answer, Q::Error>>,
+}
+
+impl<Q: Ask> Reply<Q> {
+    fn send(self, answer: Result<Q::Answer, Q::Error>) {
+        drop(self.permit);
+        // Where the caller has gone, a grant is dropped here, while the task that
+        // answers still counts: a drain must find it among the orphans.
+        drop(self.tell.send(answer));
+    }
 }
 
 /// Where its caller waits.
@@ -88,9 +107,8 @@ impl Store {
         let waiting = Waiting {
             ask,
             deadline,
-            permit,
             span: Span::current(),
-            tell,
+            reply: Reply { permit, tell },
         };
         Ok((waiting, Told(told)))
     }
@@ -111,14 +129,11 @@ impl Store {
 impl<Q: Ask> Waiting<Q> {
     /// Whether there is no use in beginning it.
     pub(super) fn is_over(&self, now: Instant) -> bool {
-        self.deadline <= now || (Q::ABANDONED == Abandoned::Skip && self.tell.is_closed())
+        self.deadline <= now || (Q::ABANDONED == Abandoned::Skip && self.reply.tell.is_closed())
     }
 
     pub(super) fn answer(self, answer: Result<Q::Answer, Q::Error>) {
-        drop(self.permit);
-        // Where the caller has gone, a grant is dropped here, while the task that
-        // answers still counts: a drain must find it among the orphans.
-        drop(self.tell.send(answer));
+        self.reply.send(answer);
     }
 
     /// Gives the call a task of its own, that waits for the row.
@@ -143,21 +158,19 @@ impl<Q: Ask> Waiting<Q> {
             let Self {
                 ask,
                 deadline,
-                permit,
-                mut tell,
+                mut reply,
                 ..
             } = self;
             let turn = tokio::select! {
                 biased;
-                () = tell.closed(), if Q::ABANDONED == Abandoned::Skip => return,
+                () = reply.tell.closed(), if Q::ABANDONED == Abandoned::Skip => return,
                 turn = timeout(patience, turn) => turn,
             };
             let answer = match turn {
                 Ok(Ok(_turn)) => work(ask, store, deadline).await,
-                _ => Err(Outage::Unavailable(Box::new(Because("no connection is free"))).into()),
+                _ => Err(Outage::from(Failure::no_connection()).into()),
             };
-            drop(permit);
-            drop(tell.send(answer));
+            reply.send(answer);
         };
         inner.tracker.spawn(task.instrument(span));
     }

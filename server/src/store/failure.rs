@@ -52,6 +52,20 @@ impl Failure {
         matches!(self, Self::Conflict(_) | Self::TokenBehind(_))
     }
 
+    /// No connection was free in time.
+    pub(super) fn no_connection() -> Self {
+        Self::NotSent(Box::new(Because("no connection is free")))
+    }
+
+    /// Whether Postgres refused a statement of many rows, one of which may be the
+    /// cause: nothing of it stands, and each goes alone.
+    pub(super) fn may_be_of_one_row(&self) -> bool {
+        matches!(
+            self,
+            Self::Conflict(_) | Self::TokenBehind(_) | Self::Refused(_)
+        )
+    }
+
     /// Whether the statement may have taken effect.
     pub(super) fn may_have_happened(&self) -> bool {
         matches!(self, Self::Unknown(_))

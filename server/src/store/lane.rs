@@ -31,6 +31,14 @@ struct Queue {
     is_running: bool,
 }
 
+impl Queue {
+    fn fail_all(&mut self, why: impl Fn() -> Outage) {
+        for call in mem::take(&mut self.calls) {
+            call.fail(why());
+        }
+    }
+}
+
 impl Lane {
     fn queue(&self) -> MutexGuard<'_, Queue> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -77,9 +85,7 @@ impl Lane {
     }
 
     pub(super) fn fail_all(&self, why: impl Fn() -> Outage) {
-        for call in mem::take(&mut self.queue().calls) {
-            call.fail(why());
-        }
+        self.queue().fail_all(why);
     }
 
     /// Answers what waits for a task that ends by a panic, and lets the next call
@@ -88,9 +94,7 @@ impl Lane {
         let mut queue = self.queue();
         // Both at once: a call that came in between would wait for a task that is gone.
         queue.is_running = false;
-        for call in mem::take(&mut queue.calls) {
-            call.fail(why());
-        }
+        queue.fail_all(why);
     }
 }
 

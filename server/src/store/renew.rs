@@ -114,8 +114,7 @@ impl Store {
         }
         match answer {
             Ok(renewals) => Ok(renewals),
-            // One of them may be the cause, and must not stop the others.
-            Err(Failure::Conflict(_) | Failure::Refused(_)) => {
+            Err(failure) if failure.may_be_of_one_row() => {
                 Ok(asks.iter().map(|_| Renewal::Locked).collect())
             }
             Err(failure) => Err(failure.into()),

@@ -3,9 +3,9 @@
 //!
 //! No timer gathers them: a call that comes alone goes at once, alone. A lane has
 //! one round under way at a time, and more only while they are not answered; a
-//! resource has one call in a round. The others wait for the next round, in their order, but
-//! for Acquires of other owners that came before the round was sent: where it
-//! leaves the resource held, that answers them.
+//! resource has one call in a round, or any number of Gets. The others wait for the
+//! next round, in their order, but for Acquires of other owners that came before the
+//! round was sent: where it leaves the resource held, that answers them.
 //!
 //! A round waits for no row. What it did not judge, because somebody else has
 //! locked the row or because the case is a rare one, goes on alone, on other
@@ -99,10 +99,6 @@ impl Drop for Running<'_> {
     }
 }
 
-fn no_connection() -> Outage {
-    Outage::Unavailable(Box::new(Because("no connection is free")))
-}
-
 impl Inner {
     /// Has a call carried out, in the next round of its lane.
     pub(super) fn enqueue(self: &Arc<Self>, call: Call) {
@@ -143,7 +139,11 @@ impl Inner {
                 }
             }
             Err(failure) => {
-                let failure = Arc::new(failure);
+                let failure = Arc::new(match failure {
+                    // Of the time for a connection: the calls may have more.
+                    Failure::TooLate => Failure::no_connection(),
+                    failure => failure,
+                });
                 lane.fail_all(|| outage(&failure));
             }
         }
@@ -165,17 +165,22 @@ impl Inner {
             Ok(Answer { rows, sent }) => {
                 let [acquired, released, renewed, got] = &rows;
                 let rows = by_resource(acquired);
+                let mut again = Vec::new();
                 for (crowd, orphan) in round.acquires.into_iter().zip(orphans) {
                     let row = rows.get(crowd.first.ask.resource.as_str());
                     let verdict =
                         row.map(|row| self.judge(&crowd.first.ask, highest, row, sent, orphan));
-                    self.settle_crowd(&lane, crowd, verdict);
+                    again.extend(self.settle_crowd(crowd, verdict));
+                }
+                if !again.is_empty() {
+                    lane.put_back(again);
+                    self.run(&lane);
                 }
                 self.settle(round.releases, released, sent);
                 self.settle(round.renewals, renewed, sent);
                 self.settle(round.gets, got, sent);
             }
-            Err(Failure::Conflict(_) | Failure::TokenBehind(_) | Failure::Refused(_)) => {
+            Err(failure) if failure.may_be_of_one_row() => {
                 round.into_calls().for_each(|call| call.go_alone(&self));
             }
             Err(failure) => {
@@ -202,18 +207,18 @@ impl Inner {
         }
     }
 
+    /// Returns those that wait for the next round.
     fn settle_crowd(
         self: &Arc<Self>,
-        lane: &Arc<Lane>,
         crowd: Crowd,
         verdict: Option<Result<Verdict, Failure>>,
-    ) {
+    ) -> Vec<Call> {
         let Crowd { first, others } = crowd;
         let holder = match verdict {
             Some(Ok(Verdict::Acquired(acquired))) => {
-                let holder = acquired.holder();
+                let holder = (!others.is_empty()).then(|| acquired.holder());
                 first.answer(Ok(acquired));
-                Some(holder)
+                holder
             }
             Some(verdict) => {
                 first.go_on(self, move |ask, inner, deadline| async move {
@@ -235,15 +240,11 @@ impl Inner {
                 _ => again.push(Call::Acquire(other)),
             }
         }
-        lane.put_back(again);
-        self.run(lane);
+        again
     }
 }
 
 /// The same for each call of a round.
 fn outage(failure: &Arc<Failure>) -> Outage {
-    match **failure {
-        Failure::TooLate => no_connection(),
-        _ => Outage::Unavailable(Box::new(Arc::clone(failure))),
-    }
+    Outage::Unavailable(Box::new(Arc::clone(failure)))
 }

@@ -15,18 +15,18 @@ use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 
 use crate::lock::Resource;
 
-/// Resources share a lane by chance, one in so many.
-const LANES: usize = 256;
+/// Resources have a share in common by chance, one in so many.
+const SHARES: usize = 256;
 
 pub(super) struct Turns {
     all: Arc<Semaphore>,
-    lanes: Vec<Arc<Semaphore>>,
+    shares: Vec<Arc<Semaphore>>,
     hasher: RandomState,
 }
 
 /// A turn, given back on drop.
 pub(super) struct Turn {
-    _lane: OwnedSemaphorePermit,
+    _share: OwnedSemaphorePermit,
     _turn: OwnedSemaphorePermit,
 }
 
@@ -34,10 +34,10 @@ impl Turns {
     /// Of so many connections.
     pub(super) fn new(connections: usize) -> Self {
         let turns = connections.saturating_sub(1).max(1);
-        let lane = || Arc::new(Semaphore::new(connections.div_ceil(2)));
+        let share = || Arc::new(Semaphore::new(connections.div_ceil(2)));
         Self {
             all: Arc::new(Semaphore::new(turns)),
-            lanes: std::iter::repeat_with(lane).take(LANES).collect(),
+            shares: std::iter::repeat_with(share).take(SHARES).collect(),
             hasher: RandomState::new(),
         }
     }
@@ -47,11 +47,11 @@ impl Turns {
         &self,
         resource: &Resource,
     ) -> impl Future<Output = Result<Turn, AcquireError>> + Send + 'static {
-        let hash = usize::try_from(self.hasher.hash_one(resource) % LANES as u64).unwrap_or(0);
-        let (lane, all) = (Arc::clone(&self.lanes[hash]), Arc::clone(&self.all));
+        let hash = usize::try_from(self.hasher.hash_one(resource) % SHARES as u64).unwrap_or(0);
+        let (share, all) = (Arc::clone(&self.shares[hash]), Arc::clone(&self.all));
         async move {
             Ok(Turn {
-                _lane: lane.acquire_owned().await?,
+                _share: share.acquire_owned().await?,
                 _turn: all.acquire_owned().await?,
             })
         }
