@@ -1,5 +1,10 @@
 //! The design holds, each mutation of it is found out, and so is each assumption.
 
+#![expect(
+    clippy::print_stdout,
+    reason = "what was searched, and the way to a violation"
+)]
+
 mod assumptions;
 mod design;
 mod mutations;
