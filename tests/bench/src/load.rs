@@ -35,6 +35,9 @@ pub(crate) enum Work {
     /// The same on a name that others want too: ask until it is granted, and
     /// rest for up to `pause` after each refusal.
     Contend { pause: Duration },
+    /// Most on names of their own, and every fourth client on a name that seven more want, where
+    /// the refused rest for up to `pause`.
+    Mixed { pause: Duration },
     /// Renew a lease that was acquired before.
     Renew,
 }
@@ -175,7 +178,7 @@ async fn drive(
     while !window.is_over() {
         let began = Instant::now();
         let done = match work {
-            Work::Cycle | Work::Contend { .. } => {
+            Work::Cycle | Work::Contend { .. } | Work::Mixed { .. } => {
                 cycle(&mut *client, work, window, &mut tally).await
             }
             Work::Renew => client.renew().await.map(|()| true),
@@ -215,7 +218,7 @@ async fn cycle(
             client.release().await?;
             return Ok(true);
         }
-        let Work::Contend { pause } = work else {
+        let (Work::Contend { pause } | Work::Mixed { pause }) = work else {
             return Err("refused although nobody else wants it".into());
         };
         if window.is_over() {

@@ -57,6 +57,9 @@ fn sizes(scenario: Scenario) -> &'static [usize] {
     }
 }
 
+/// What whoever is refused a shared name waits for at most, in the mixed load.
+const MIXED_PAUSE: Duration = Duration::from_millis(10);
+
 /// A system that runs, or why it does not.
 type Started = (Kind, Result<Box<dyn System>, String>);
 
@@ -225,6 +228,7 @@ impl Bench {
                     pause: self.args.hot_pause,
                 },
                 Scenario::Renew => Work::Renew,
+                Scenario::SlowFsync => Work::Mixed { pause: MIXED_PAUSE },
                 _ => Work::Cycle,
             },
             clients,

@@ -41,6 +41,12 @@ impl Turns {
     async fn one_round(&self, system: &dyn System) -> Round {
         let names: Vec<String> = match self.work {
             Work::Contend { .. } => vec!["hot".to_owned(); self.clients],
+            Work::Mixed { .. } => (0..self.clients)
+                .map(|n| match n % 4 {
+                    0 => format!("shared-{}", n / 32),
+                    _ => format!("own-{n}"),
+                })
+                .collect(),
             Work::Cycle | Work::Renew => (0..self.clients).map(|n| format!("own-{n}")).collect(),
         };
         match system.clients(&names).await {
