@@ -357,3 +357,50 @@ async fn purge_rests_after_a_step_of_the_databases_clock() {
     let rested = stepped.elapsed();
     assert!(rested + Duration::from_secs(1) >= RETENTION, "{rested:?}");
 }
+
+/// A new primary with another clock: leases end early or late by the difference,
+/// tokens rise.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_promoted_standby_with_another_clock_moves_the_ends_of_leases_and_tokens_rise() {
+    let hour = Duration::from_secs(3600);
+    for (offset, ahead) in [("+3600", true), ("-3600", false)] {
+        let mut primary = Postgres::start().await;
+        let mut standby = primary.base_backup().await;
+        for (name, value) in [
+            ("LD_PRELOAD", faketime().as_str()),
+            ("FAKETIME", offset),
+            ("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
+        ] {
+            standby.set_env(name, value);
+        }
+        standby.follow(&primary, "other");
+        standby.start_again().await;
+        let server = Server::start(&primary.url()).await;
+        let client = &mut server.client().await;
+        calls::granted(client, "short", "a", hour / 2).await;
+        let long = calls::granted(client, "long", "a", 3 * hour).await;
+        primary.wait_replayed(&standby).await;
+        // The standby may have it, or not.
+        let last = calls::granted(client, "last", "b", hour).await;
+        primary.kill9().await;
+        standby.promote().await;
+
+        let server = Server::start(&standby.url()).await;
+        let client = &mut server.client().await;
+        let held = calls::get(client, "long").await.unwrap();
+        assert_eq!(held.fencing_token, long.fencing_token);
+        let left = calls::span(held.remaining);
+        let expected = if ahead { 2 * hour } else { 4 * hour };
+        let off = left.abs_diff(expected);
+        assert!(off < Duration::from_secs(60), "{offset}: {left:?}");
+        let short_lives = calls::get(client, "short").await.is_ok();
+        assert_eq!(short_lives, !ahead, "{offset}");
+        for name in ["last", "new"] {
+            let new = calls::granted(client, name, "b", hour).await;
+            assert!(
+                new.fencing_token > last.fencing_token,
+                "{offset}: {new:?}, {last:?}"
+            );
+        }
+    }
+}

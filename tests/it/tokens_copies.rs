@@ -1,10 +1,11 @@
 //! Tokens across copies of a data directory: as after a crash, as after a
-//! stop, and an older base backup in the place of the directory itself.
+//! stop, an older base backup in the place of the directory itself, and a base
+//! backup that is rolled forward to a point in time.
 
-use fencepost_support::{Server, postgres::Stop, proxy::Proxy};
+use fencepost_support::{Postgres, Server, calls, eventually, postgres::Stop, proxy::Proxy};
 
 use crate::tokens::{
-    Load, Record, assert_forgotten, assert_rows_forgotten, quick_to_recover, url_behind,
+    LONG, Load, Record, assert_forgotten, assert_rows_forgotten, quick_to_recover, url_behind,
 };
 
 #[tokio::test]
@@ -75,5 +76,47 @@ async fn tokens_hold_when_an_older_base_backup_replaces_the_data_directory() {
         lost.extend(new);
     }
     record.burst(&mut client, "lost", 5).await;
+    record.assert_rising();
+}
+
+#[tokio::test]
+async fn tokens_hold_when_a_point_in_time_is_restored() {
+    let original = Postgres::builder().archiving().start().await;
+    let server = Server::start(&original.url()).await;
+    let client = &mut server.client().await;
+    let record = Record::new();
+    record.burst(client, "hot", 5).await;
+    let backup = original.base_backup().await;
+    let kept = record.granted(client, "kept", "keeper", LONG).await;
+    record.burst(client, "lost", 20).await;
+    original.restore_point("before").await;
+    let lost = record.burst(client, "lost", 60).await;
+    original.archived().await;
+
+    // To the same point twice: the second knows nothing of what the first gave.
+    let mut gone = lost.clone();
+    for _ in 0..2 {
+        let mut restored = backup.copy_stopped().await;
+        restored.recover_to(&original, "before");
+        restored.start_again().await;
+        let session = restored.admin().await;
+        eventually("the restored database takes writes", async || {
+            let recovers: bool = session.value("SELECT pg_is_in_recovery()").await;
+            (!recovers).then_some(())
+        })
+        .await;
+        assert_forgotten(&session, &gone).await;
+        let highest = record.highest();
+        let fresh = Server::start(&restored.url()).await;
+        let client = &mut fresh.client().await;
+        let new = record.burst(client, "lost", 40).await;
+        for lock in &new {
+            assert!(lock.fencing_token > highest, "{lock:?}, {highest}");
+        }
+        gone.extend(new);
+        // The leases are those of that point.
+        let held = calls::get(client, "kept").await.unwrap();
+        assert_eq!(held.fencing_token, kept.fencing_token);
+    }
     record.assert_rising();
 }

@@ -72,6 +72,14 @@ impl Builder {
         self
     }
 
+    /// Keeps all WAL, so that a copy can [recover](Postgres::recover_to) to any point.
+    pub fn archiving(self) -> Self {
+        self.setting("archive_mode", "on").setting(
+            "archive_command",
+            "mkdir -p archive && cp %p archive/%f.part && mv archive/%f.part archive/%f",
+        )
+    }
+
     /// Makes the cluster and starts it.
     pub async fn start(self) -> Postgres {
         let mut postgres = Postgres::stopped();
@@ -112,6 +120,11 @@ impl Postgres {
             environment: Vec::new(),
             process: None,
         }
+    }
+
+    /// Adds a variable to its environment at the next start, for a fake clock.
+    pub fn set_env(&mut self, name: &str, value: &str) {
+        self.environment.push((name.to_owned(), value.to_owned()));
     }
 
     /// Its data directory.

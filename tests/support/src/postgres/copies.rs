@@ -6,7 +6,10 @@ use std::{
 };
 
 use super::{binaries::program, cluster::Postgres};
-use crate::system::{self, run};
+use crate::{
+    system::{self, run},
+    wait::eventually,
+};
 
 impl Postgres {
     /// Copies the data directory and starts the copy as a cluster of its own.
@@ -49,6 +52,44 @@ impl Postgres {
         let mut command = Command::new("cp");
         command.arg("-a").arg(backup.data()).arg(self.data());
         run(command).await;
+    }
+
+    /// Marks this moment, for [`Postgres::recover_to`].
+    pub async fn restore_point(&self, name: &str) {
+        let admin = self.admin().await;
+        let mark = format!("SELECT pg_create_restore_point('{name}')");
+        admin.batch_execute(&mark).await.expect("it is a primary");
+    }
+
+    /// Waits until all that was written so far is in the archive.
+    pub async fn archived(&self) {
+        let admin = self.admin().await;
+        let segment: String = admin.value("SELECT pg_walfile_name(pg_switch_wal())").await;
+        let there = format!(
+            "SELECT coalesce(last_archived_wal >= '{segment}', false) FROM pg_stat_archiver"
+        );
+        eventually("the WAL is archived", async || {
+            admin.value::<bool>(&there).await.then_some(())
+        })
+        .await;
+    }
+
+    /// Makes this, a stopped base backup of `original`, recover from its archive
+    /// until a restore point, at the next start, and take writes then.
+    pub fn recover_to(&self, original: &Self, restore_point: &str) {
+        let archive = original.data().join("archive");
+        let restore = format!("cp {}/%f %p", archive.display());
+        for (name, value) in [
+            ("archive_mode", "off"),
+            ("restore_command", &restore),
+            ("recovery_target_name", restore_point),
+            ("recovery_target_action", "promote"),
+        ] {
+            self.append("postgresql.auto.conf", name, value);
+        }
+        let signal = self.data().join("recovery.signal");
+        std::fs::write(&signal, "").expect("room on the disk");
+        system::give_away(&signal);
     }
 
     /// Dumps a database as SQL. `options` are those of `pg_dump`, such as
