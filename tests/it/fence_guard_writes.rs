@@ -191,18 +191,26 @@ async fn a_write_passes_only_with_a_token_of_its_transaction() {
     let database = fenced().await;
     let client = database.client().await;
     client.run(TABLES).await;
+    let merges = client.major_version().await >= 15;
+    if !merges {
+        println!("left out: MERGE, which this version has not");
+    }
+    let cases = || {
+        let known = |write: &str| merges || !write.starts_with("MERGE");
+        CASES.iter().filter(move |(_, write, _)| known(write))
+    };
     for level in LEVELS {
         let set = format!(
             "SET default_transaction_isolation = '{}'",
             level.to_lowercase()
         );
         client.run(&set).await;
-        for (admitted, write, expected) in CASES {
+        for (admitted, write, expected) in cases() {
             let answer = case(&client, admitted, write).await;
             assert_eq!(answer, *expected, "{level}: {admitted:?} {write}");
         }
     }
     // Forgotten tokens are bugs, and not corruptions that were stopped.
-    let stale = CASES.iter().filter(|(_, _, state)| *state == STALE).count();
+    let stale = cases().filter(|(_, _, state)| *state == STALE).count();
     assert_eq!(rejected(&client).await, 3 * i64::try_from(stale).unwrap());
 }

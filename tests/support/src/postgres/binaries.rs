@@ -1,8 +1,13 @@
-//! Finds the programs of the newest Postgres on this machine.
+//! Finds the programs of Postgres: of the version that is being tested, or
+//! else of the newest on this machine.
 
 use std::{env, fs, path::PathBuf, process::Command};
 
 use crate::system;
+
+/// Names the directory of the programs, to test another version. Nothing is
+/// then looked for elsewhere: a mixture of versions would prove nothing.
+const DIRECTORY: &str = "FENCEPOST_TEST_POSTGRES";
 
 /// A program of Postgres, to be run as an account that is not root.
 pub fn program(name: &str) -> Command {
@@ -26,6 +31,15 @@ pub fn program(name: &str) -> Command {
 /// Debian keeps the server's programs outside the path, one directory a
 /// version; others have them on the path.
 fn find(name: &str) -> PathBuf {
+    if let Some(directory) = env::var_os(DIRECTORY).filter(|directory| !directory.is_empty()) {
+        let program = PathBuf::from(directory).join(name);
+        assert!(
+            program.is_absolute() && program.is_file(),
+            "{DIRECTORY}: no {}",
+            program.display()
+        );
+        return program;
+    }
     let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten();
     let newest = versions
         .filter_map(|entry| {

@@ -44,6 +44,12 @@ impl Client {
             Err(error) => panic!("{query}: {error:?}"),
         }
     }
+
+    /// The major version of the server, for what is not the same in all.
+    pub async fn major_version(&self) -> i32 {
+        self.value("SELECT current_setting('server_version_num')::int / 10000")
+            .await
+    }
 }
 
 impl Deref for Client {
