@@ -1,8 +1,8 @@
 -- Fencepost: the fencing kit for PostgreSQL, version 1.
 --
 -- For the database that holds your data; it knows nothing of the lock server's
--- own. Needs PostgreSQL 13 or later; tested on 15. Install with `fencepost fence
--- install`, with `psql -1 -v ON_ERROR_STOP=1 -f postgres.sql`, or from your
+-- own. Needs PostgreSQL 13 or later; tested on 14 to 18. Install with `fencepost
+-- fence install`, with `psql -1 -v ON_ERROR_STOP=1 -f postgres.sql`, or from your
 -- migrations (one transaction). Installing again keeps all tokens and all GRANTs
 -- to roles, and takes back what was granted to PUBLIC.
 --

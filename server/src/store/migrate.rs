@@ -9,7 +9,7 @@
 //! Old and new replicas run side by side: a migration only adds, and a server
 //! accepts a schema that is newer than itself.
 
-use std::time::Duration;
+use std::{ops::RangeInclusive, time::Duration};
 
 use tokio::time::{Instant, timeout_at};
 use tokio_postgres::{Client, SimpleQueryMessage};
@@ -30,10 +30,8 @@ const MIGRATIONS: &[(i32, &str, &str)] = &[
 /// "fencepos" in ASCII: the advisory lock of migrations.
 const ADVISORY_LOCK: i64 = 0x6665_6e63_6570_6f73;
 
-/// The oldest server whose statements we know to work.
-const OLDEST: i32 = 150_000;
-/// The newest server that the tests have seen.
-const NEWEST_TESTED: i32 = 159_999;
+/// The major versions of PostgreSQL that the tests run on.
+const TESTED: RangeInclusive<i32> = 14..=18;
 
 /// Why the database cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -42,7 +40,7 @@ pub(crate) enum MigrateError {
     NoSchema,
     #[error("the database cannot be connected to")]
     Away(#[source] tokio_postgres::Error),
-    #[error("the database is PostgreSQL {0}, and the oldest that is supported is 15")]
+    #[error("the database is PostgreSQL {0}, and the oldest that is supported is {oldest}", oldest = TESTED.start())]
     TooOld(i32),
     #[error("the database's encoding is {0}, and names need UTF8")]
     NotUtf8(String),
@@ -127,9 +125,7 @@ async fn check(client: &Client, config: &StoreConfig) -> Result<(), MigrateError
     if !config.pgbouncer && !row.try_get::<_, bool>("configured").map_err(get)? {
         return Err(MigrateError::Pooler);
     }
-    if version < OLDEST {
-        return Err(MigrateError::TooOld(version / 10_000));
-    }
+    let fit = fit(version)?;
     if encoding != "UTF8" {
         return Err(MigrateError::NotUtf8(encoding));
     }
@@ -139,13 +135,33 @@ async fn check(client: &Client, config: &StoreConfig) -> Result<(), MigrateError
     if !row.try_get::<_, bool>("fsync").map_err(get)? && !config.allow_fsync_off {
         return Err(MigrateError::FsyncOff);
     }
-    if version > NEWEST_TESTED {
+    if let Fit::Newer(version) = fit {
         tracing::warn!(
-            version = version / 10_000,
+            version,
             "this PostgreSQL is newer than any the tests have seen"
         );
     }
     Ok(())
+}
+
+/// Whether a database's version is one to serve on.
+#[derive(Debug, PartialEq, Eq)]
+enum Fit {
+    Tested,
+    /// Its major version. Nothing is known against it.
+    Newer(i32),
+}
+
+/// Judges `server_version_num`, such as 150018 for 15.18.
+fn fit(version: i32) -> Result<Fit, MigrateError> {
+    let major = version / 10_000;
+    if TESTED.contains(&major) {
+        Ok(Fit::Tested)
+    } else if major > *TESTED.end() {
+        Ok(Fit::Newer(major))
+    } else {
+        Err(MigrateError::TooOld(major))
+    }
 }
 
 /// One try. None when another replica is at it, or a table stayed locked.
@@ -234,4 +250,25 @@ async fn single(client: &Client, sql: &str) -> Result<Option<String>, tokio_post
         SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
         _ => None,
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Fit, MigrateError, fit};
+
+    #[test]
+    fn versions_that_were_tested_pass_newer_ones_are_told_and_older_ones_refused() {
+        for tested in [140_000, 150_018, 180_006, 189_999] {
+            assert!(matches!(fit(tested), Ok(Fit::Tested)), "{tested}");
+        }
+        assert!(matches!(fit(190_000), Ok(Fit::Newer(19))));
+        for old in [90_624, 130_023, 139_999] {
+            let Err(error @ MigrateError::TooOld(_)) = fit(old) else {
+                panic!("{old} is served");
+            };
+            let text = error.to_string();
+            assert!(text.contains(&(old / 10_000).to_string()), "{text}");
+            assert!(text.ends_with("is 14"), "{text}");
+        }
+    }
 }
