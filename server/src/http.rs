@@ -1,10 +1,21 @@
 //! The HTTP port, for probes that do not speak gRPC.
 
-use axum::{Router, http::StatusCode, routing::get};
+use std::{future::poll_fn, io, net::SocketAddr, time::Duration};
+
+use axum::{Router, http::StatusCode, routing::get, serve::Listener};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use crate::service::health::HealthService;
+use crate::service::{
+    health::HealthService,
+    incoming::{Connection, Incoming},
+};
+
+/// Connections at one time.
+const ROOM: usize = 32;
+
+/// A connection that is kept for the next probe is silent between two.
+const SILENCE: Duration = Duration::from_secs(60);
 
 /// Serves `/livez` (the process lives) and `/readyz` (locks can be taken here)
 /// until `closing`.
@@ -12,7 +23,7 @@ pub(crate) async fn serve(
     listener: TcpListener,
     health: HealthService,
     closing: CancellationToken,
-) -> std::io::Result<()> {
+) -> io::Result<()> {
     let readyz = move || async move {
         if health.is_ready() {
             (StatusCode::OK, "ok\n")
@@ -23,7 +34,21 @@ pub(crate) async fn serve(
     let router = Router::new()
         .route("/livez", get(|| async { "ok\n" }))
         .route("/readyz", get(readyz));
-    axum::serve(listener, router)
+    let incoming = Incoming::new(listener, ROOM).silent_for(SILENCE);
+    axum::serve(incoming, router)
         .with_graceful_shutdown(closing.cancelled_owned())
         .await
+}
+
+impl Listener for Incoming {
+    type Io = Connection;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Connection, SocketAddr) {
+        poll_fn(|cx| self.poll_accept(cx)).await
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        Incoming::local_addr(self)
+    }
 }

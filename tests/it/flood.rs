@@ -4,7 +4,7 @@ use std::{
     net::SocketAddr,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -12,13 +12,15 @@ use std::{
 use fencepost_support::{
     Server,
     calls::{acquire, expect_error, expect_retryable, granted, renew, request},
-    postgres::fresh_database,
+    postgres::{Database, fresh_database},
     row_lock::RowLock,
     server::{Client, channel_at},
     wait::within,
 };
 use tokio::{io::AsyncWriteExt as _, net::TcpStream, task::JoinSet, time::timeout};
 use tonic::Code;
+
+use crate::{health::get, holders::Holders};
 
 const LONG: Duration = Duration::from_secs(600);
 
@@ -46,15 +48,31 @@ async fn knock(address: SocketAddr, n: usize) -> Option<TcpStream> {
     Some(stream)
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_flood_of_connections_does_not_end_the_server() {
-    let database = fresh_database().await;
+/// A server that may open few files.
+async fn short_of_files(database: &Database) -> Server {
     let limit = format!("ulimit -n {FILES} && exec \"$@\"");
-    let server = Server::builder(&database.url())
+    Server::builder(&database.url())
         .flag("--database-pool-size", "4")
         .wrapper(&["/bin/sh", "-c", &limit, "sh"])
         .ready()
+        .await
+}
+
+/// Ends the server's sessions, which it then opens anew.
+async fn end_sessions(database: &Database) {
+    let admin = database.client().await;
+    admin
+        .run(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+              WHERE datname = current_database() AND application_name = 'fencepostd'",
+        )
         .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flood_of_connections_does_not_end_the_server() {
+    let database = fresh_database().await;
+    let server = short_of_files(&database).await;
     let mut client = server.client().await;
     let token = granted(&mut client, "a", "holder", LONG)
         .await
@@ -85,19 +103,11 @@ async fn a_flood_of_connections_does_not_end_the_server() {
         renewals += 1;
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    let open = std::fs::read_dir(format!("/proc/{}/fd", server.pid()))
-        .unwrap()
-        .count();
+    let open = server.open_files();
     assert!(flood.len() > FILES, "{} were not enough", flood.len());
     // What the database needs is kept free.
     assert!((FILES / 2..FILES - 4).contains(&open), "{open} files");
-    let admin = database.client().await;
-    admin
-        .run(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-              WHERE datname = current_database() AND application_name = 'fencepostd'",
-        )
-        .await;
+    end_sessions(&database).await;
     within(
         Duration::from_secs(5),
         "the database is there again",
@@ -132,43 +142,39 @@ async fn a_flood_of_connections_does_not_end_the_server() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_flood_of_the_http_port_takes_nothing_from_locks() {
+    let database = fresh_database().await;
+    let server = short_of_files(&database).await;
+    let mut flood = Vec::new();
+    for _ in 0..FILES * 2 {
+        flood.extend(knock(server.http(), 2).await);
+    }
+    assert!(flood.len() > FILES, "{} were not enough", flood.len());
+    let open = server.open_files();
+    assert!(open < FILES / 2, "{open} files");
+    end_sessions(&database).await;
+    let mut client = server.client().await;
+    within(
+        Duration::from_secs(5),
+        "locks are there again",
+        async || acquire(&mut client, "a", "holder", LONG).await.ok(),
+    )
+    .await;
+    drop(flood);
+    within(Duration::from_secs(5), "probes are answered", async || {
+        let answer = get(server.http(), "/readyz").await;
+        (answer.0 == 200).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_flood_of_resets_costs_holders_nothing() {
     const HOLDERS: usize = 20;
     const TTL: Duration = Duration::from_secs(5);
     let database = fresh_database().await;
     let server = Server::start(&database.url()).await;
-    let stop = Arc::new(AtomicBool::new(false));
-
-    let mut holders = JoinSet::new();
-    for holder in 0..HOLDERS {
-        let mut client = Client::new(channel_at(server.grpc()).await);
-        let stop = Arc::clone(&stop);
-        holders.spawn(async move {
-            let name = format!("held-{holder}");
-            let token = granted(&mut client, &name, "holder", TTL)
-                .await
-                .fencing_token;
-            let mut slowest = Duration::ZERO;
-            while !stop.load(Ordering::Relaxed) {
-                tokio::time::sleep(Duration::from_millis(500)).await;
-                let sent = Instant::now();
-                // Overloaded is an answer too; the lease must outlive it.
-                match renew(&mut client, &name, "holder", token, None).await {
-                    Err(status)
-                        if matches!(
-                            status.code(),
-                            Code::ResourceExhausted | Code::Unavailable | Code::DeadlineExceeded
-                        ) => {}
-                    other => drop(other.unwrap_or_else(|status| panic!("{name}: {status:?}"))),
-                }
-                slowest = slowest.max(sent.elapsed());
-            }
-            renew(&mut client, &name, "holder", token, None)
-                .await
-                .unwrap_or_else(|status| panic!("{name} is lost: {status:?}"));
-            slowest
-        });
-    }
+    let holders = Holders::start(&server, HOLDERS, TTL).await;
 
     // One peer that opens streams and resets them at once, as fast as it can.
     let opened = Arc::new(AtomicUsize::new(0));
@@ -201,10 +207,9 @@ async fn a_flood_of_resets_costs_holders_nothing() {
         });
     }
     peers.join_all().await;
-    stop.store(true, Ordering::Relaxed);
-    let slowest = holders.join_all().await.into_iter().max().unwrap();
+    let report = holders.end().await;
     let opened = opened.load(Ordering::Relaxed);
-    println!("{opened} streams opened and reset in 5 s; the slowest renewal took {slowest:?}");
+    println!("{opened} streams opened and reset in 5 s; beside them {report:?}");
     assert!(opened > 2_000);
 
     // The work they left behind does not stand in the way for long.

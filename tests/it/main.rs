@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that panics has failed")]
 
+mod abuse;
 mod cancel;
 mod clocks;
 mod contract_acquire;
@@ -29,6 +30,7 @@ mod fence_zombies;
 mod flood;
 mod guard;
 mod health;
+mod holders;
 mod keep_alive;
 mod keep_alive_holders;
 mod keep_alive_many;
@@ -64,4 +66,5 @@ mod tokens_failover;
 mod tokens_purge;
 mod tokens_race;
 mod tokens_restore;
+mod usage;
 mod world;

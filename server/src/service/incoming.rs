@@ -4,9 +4,14 @@
 //! once: without free file handles it would fail in a busy loop. And a flood of
 //! connections must not take the last handles, which the connections to the
 //! database need: beyond a limit, new ones wait to be accepted.
+//!
+//! So a place is worth something, and whoever has nothing to say does not keep
+//! it. HTTP/2's pings find out the silent ones, but begin only after the
+//! client's preface; HTTP/1 has none.
 
 use std::{
     io,
+    net::SocketAddr,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -18,7 +23,7 @@ use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore},
-    time::Sleep,
+    time::{Instant, Sleep},
 };
 use tokio_stream::Stream;
 use tokio_util::sync::PollSemaphore;
@@ -26,8 +31,14 @@ use tonic::transport::server::{Connected, TcpConnectInfo};
 
 const REST: Duration = Duration::from_millis(100);
 
+/// How long a client may take to begin.
+const BEGINNING: Duration = Duration::from_secs(10);
+
+/// Bytes of a beginning: HTTP/2's preface. A whole request of HTTP/1, if short.
+const BEGUN: usize = 24;
+
 /// Handles for everything beside clients and the pool: listeners, signals, the
-/// runtime, the log, probes.
+/// runtime, the log, and the connections to the HTTP port.
 const OTHER_HANDLES: usize = 64;
 
 /// How many connections of clients may be open at one time, so that `reserved`
@@ -40,8 +51,10 @@ pub(super) fn room(reserved: usize) -> usize {
         .clamp(16, Semaphore::MAX_PERMITS)
 }
 
-pub(super) struct Incoming {
+pub(crate) struct Incoming {
     listener: TcpListener,
+    /// How long a connection may be silent later on.
+    silence: Option<Duration>,
     rest: Option<Pin<Box<Sleep>>>,
     room: PollSemaphore,
     /// The place of the next connection.
@@ -52,14 +65,22 @@ pub(super) struct Incoming {
 
 impl Incoming {
     /// Accepts at most `room` connections at one time.
-    pub(super) fn new(listener: TcpListener, room: usize) -> Self {
+    pub(crate) fn new(listener: TcpListener, room: usize) -> Self {
         Self {
             listener,
+            silence: None,
             rest: None,
             room: PollSemaphore::new(Arc::new(Semaphore::new(room))),
             place: None,
             full: false,
         }
+    }
+
+    /// Ends connections that were silent for this long, for a protocol that does
+    /// not look after them.
+    pub(crate) fn silent_for(mut self, silence: Duration) -> Self {
+        self.silence = Some(silence);
+        self
     }
 
     /// Waits until there is room for one more connection.
@@ -81,12 +102,9 @@ impl Incoming {
             }
         }
     }
-}
 
-impl Stream for Incoming {
-    type Item = io::Result<Connection>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+    /// Accepts the next connection, whatever happens until then.
+    pub(crate) fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<(Connection, SocketAddr)> {
         loop {
             if let Some(rest) = &mut self.rest {
                 ready!(rest.as_mut().poll(cx));
@@ -98,14 +116,18 @@ impl Stream for Incoming {
                 return Poll::Pending;
             };
             match accepted {
-                Ok((stream, _)) => {
+                Ok((stream, peer)) => {
                     // An answer is one small write: it must not wait for an ACK.
                     // A peer that is gone already is found out by its first read.
                     let _ = stream.set_nodelay(true);
-                    return Poll::Ready(Some(Ok(Connection {
+                    let connection = Connection {
                         stream,
+                        patience: Some(Box::pin(tokio::time::sleep(BEGINNING))),
+                        silence: self.silence,
+                        heard: 0,
                         _place: place,
-                    })));
+                    };
+                    return Poll::Ready((connection, peer));
                 }
                 Err(error) => {
                     tracing::warn!(%error, "a connection could not be accepted");
@@ -114,12 +136,49 @@ impl Stream for Incoming {
             }
         }
     }
+
+    /// Where it listens.
+    pub(crate) fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+}
+
+impl Stream for Incoming {
+    type Item = io::Result<Connection>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let (connection, _) = ready!(self.poll_accept(cx));
+        Poll::Ready(Some(Ok(connection)))
+    }
 }
 
 /// An accepted connection, and its place among those that there is room for.
-pub(super) struct Connection {
+pub(crate) struct Connection {
     stream: TcpStream,
+    /// When the next bytes are too late; none once it has begun, without a
+    /// limit to its silence.
+    patience: Option<Pin<Box<Sleep>>>,
+    silence: Option<Duration>,
+    /// Bytes so far, as long as they are few.
+    heard: usize,
     _place: OwnedSemaphorePermit,
+}
+
+impl Connection {
+    /// Gives it new time when bytes came after which it may have some.
+    fn hear(&mut self, bytes: usize) {
+        if bytes == 0 || self.patience.is_none() {
+            return;
+        }
+        self.heard = self.heard.saturating_add(bytes);
+        if self.heard < BEGUN {
+            return;
+        }
+        match (self.silence, &mut self.patience) {
+            (Some(silence), Some(patience)) => patience.as_mut().reset(Instant::now() + silence),
+            _ => self.patience = None,
+        }
+    }
 }
 
 impl Connected for Connection {
@@ -136,7 +195,15 @@ impl AsyncRead for Connection {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buffer)
+        if let Some(patience) = &mut self.patience
+            && patience.as_mut().poll(cx).is_ready()
+        {
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut self.stream).poll_read(cx, buffer))?;
+        self.hear(buffer.filled().len() - before);
+        Poll::Ready(Ok(()))
     }
 }
 

@@ -8,7 +8,7 @@
 mod convert;
 mod edge;
 pub(crate) mod health;
-mod incoming;
+pub(crate) mod incoming;
 mod keep_alive_stream;
 mod locks;
 mod status;

@@ -1,56 +1,22 @@
 //! Streams that break, and what they leave behind: nothing.
 
-use std::{
-    fs,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use fencepost_proto::v1::Lock;
 use fencepost_support::{
     Server,
-    postgres::{Database, fresh_database},
+    postgres::fresh_database,
     server::{Client, channel_at},
-    wait::within,
 };
 use tokio::{sync::Semaphore, task::JoinSet};
 
 use super::wide;
-use crate::keep_alive::stage::{Stream, leases, request_for};
+use crate::{
+    keep_alive::stage::{Stream, leases, request_for},
+    usage::Usage,
+};
 
 const STREAMS: usize = 50_000;
-const MEGABYTE: u64 = 1024 * 1024;
-
-/// What a server uses.
-#[derive(Clone, Copy, Debug)]
-struct Usage {
-    memory: u64,
-    threads: usize,
-    files: usize,
-    sessions: i64,
-}
-
-async fn usage(server: &Server, database: &Database) -> Usage {
-    let status = fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
-    let number = |field: &str| {
-        let line = status.lines().find(|line| line.starts_with(field)).unwrap();
-        let number = line.split_whitespace().nth(1).unwrap();
-        number.parse::<u64>().unwrap()
-    };
-    let files = fs::read_dir(format!("/proc/{}/fd", server.pid())).unwrap();
-    Usage {
-        memory: number("VmRSS:") * 1024,
-        threads: usize::try_from(number("Threads:")).unwrap(),
-        files: files.count(),
-        sessions: database
-            .client()
-            .await
-            .value(
-                "SELECT count(*) FROM pg_stat_activity
-                 WHERE datname = current_database() AND application_name = 'fencepostd'",
-            )
-            .await,
-    }
-}
 
 /// One stream that is opened and vanishes.
 async fn vanish(mut client: Client, lock: Lock, n: usize) {
@@ -108,31 +74,15 @@ async fn fifty_thousand_broken_streams_leave_nothing_behind() {
     // What an allocator takes once and keeps is not a leak: as much as this
     // once, then ten times.
     break_streams(&server, &locks, STREAMS / 10).await;
-    let base = within(
-        Duration::from_secs(10),
-        "connections are gone",
-        async || {
-            let now = usage(&server, &database).await;
-            (now.files < 60).then_some(now)
-        },
-    )
-    .await;
+    let base = Usage::at_rest(&server, &database).await;
     let began = Instant::now();
     break_streams(&server, &locks, STREAMS).await;
-    let after = usage(&server, &database).await;
+    let after = Usage::of(&server, &database).await;
     println!(
         "{STREAMS} streams broken in {:?}: {base:?} before, {after:?} after",
         began.elapsed()
     );
-    let calm = within(Duration::from_secs(40), "it is as before", async || {
-        let now = usage(&server, &database).await;
-        let as_before = now.memory < base.memory + 24 * MEGABYTE
-            && now.threads <= base.threads + 2
-            && now.files <= base.files + 4
-            && now.sessions <= base.sessions.max(4) + 2;
-        as_before.then_some(now)
-    })
-    .await;
+    let calm = base.back(&server, &database).await;
     println!("{calm:?} {:?} after the start", began.elapsed());
 
     // Nobody renews what nobody listens to.

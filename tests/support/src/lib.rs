@@ -10,6 +10,7 @@
 
 pub mod calls;
 pub mod fence;
+pub mod frames;
 pub mod haproxy;
 pub mod history;
 pub mod leash;

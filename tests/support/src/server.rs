@@ -222,6 +222,13 @@ impl Server {
         self.grpc
     }
 
+    /// How many files it has open, connections among them.
+    pub fn open_files(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.pid()))
+            .expect("a running process has a directory of its files")
+            .count()
+    }
+
     /// Where it listens for HTTP: metrics and probes.
     pub fn http(&self) -> SocketAddr {
         self.http
