@@ -52,7 +52,7 @@ async fn patterns_are_names() {
     let mut client = client().await;
     let held = fresh("pattern");
     granted(&mut client, &held, "a", LONG).await;
-    for name in ["%", "_", "*", ".*", "\\", "'", "$1", "null", "0"] {
+    for name in ["%", "_", "*", ".*", "\\", "'", "$1", "null", "0x0"] {
         granted(&mut client, name, "b", LONG).await;
     }
 }
