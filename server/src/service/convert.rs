@@ -220,6 +220,10 @@ fn duration(duration: Duration) -> prost_types::Duration {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test may panic")]
+mod properties;
+
+#[cfg(test)]
 mod tests {
     use std::time::Duration;
 
