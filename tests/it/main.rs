@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that panics has failed")]
 
 mod abuse;
+mod bodies;
 mod cancel;
 mod clocks;
 mod contract_acquire;
@@ -21,6 +22,7 @@ mod fence_cli;
 mod fence_guard;
 mod fence_guard_writes;
 mod fence_kit;
+mod fence_model;
 mod fence_objects;
 mod fence_privileges;
 mod fence_property;
