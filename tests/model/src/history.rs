@@ -1,0 +1,434 @@
+//! What is recorded: calls, faults, and the log of the register.
+
+use std::{fmt, io, time::Duration};
+
+use serde::{Deserialize, Serialize};
+
+/// A moment on the one monotonic clock of the run, in microseconds since it began.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct Time(pub u64);
+
+impl Time {
+    /// Later than every call.
+    pub const NEVER: Self = Self(u64::MAX);
+
+    /// This much later.
+    #[must_use]
+    pub fn plus(self, span: Duration) -> Self {
+        let span = u64::try_from(span.as_micros()).unwrap_or(u64::MAX);
+        Self(self.0.saturating_add(span))
+    }
+
+    /// This much earlier.
+    #[must_use]
+    pub fn minus(self, span: Duration) -> Self {
+        let span = u64::try_from(span.as_micros()).unwrap_or(u64::MAX);
+        Self(self.0.saturating_sub(span))
+    }
+
+    /// The time from `earlier` to this moment; zero when it lies ahead.
+    #[must_use]
+    pub fn since(self, earlier: Self) -> Duration {
+        Duration::from_micros(self.0.saturating_sub(earlier.0))
+    }
+}
+
+impl fmt::Display for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.6}", Duration::from_micros(self.0).as_secs_f64())
+    }
+}
+
+/// What a client asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[expect(missing_docs, reason = "the fields are those of the contract")]
+pub enum Call {
+    /// Take the lock.
+    Acquire {
+        request_id: String,
+        #[serde(with = "micros")]
+        ttl: Duration,
+    },
+    /// Renew a lease, for its own TTL.
+    Renew { token: i64 },
+    /// Give a lease back.
+    Release { token: i64 },
+    /// One word of a stream of renewals: sent when the stream was opened,
+    /// answered when the word arrived. The last word is the end of the stream.
+    /// The background renewal of a guard is a stream of which only the end is seen.
+    KeepAlive { token: i64 },
+    /// Look at the lock.
+    Get,
+    /// Write to the fenced register, in one transaction with the token's `admit`.
+    Write { token: i64 },
+}
+
+impl Call {
+    /// Its name in the contract.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Acquire { .. } => "Acquire",
+            Self::Renew { .. } => "Renew",
+            Self::Release { .. } => "Release",
+            Self::KeepAlive { .. } => "KeepAlive",
+            Self::Get => "Get",
+            Self::Write { .. } => "Write",
+        }
+    }
+
+    /// The token that the call names.
+    pub fn token(&self) -> Option<i64> {
+        match *self {
+            Self::Renew { token }
+            | Self::Release { token }
+            | Self::KeepAlive { token }
+            | Self::Write { token } => Some(token),
+            Self::Acquire { .. } | Self::Get => None,
+        }
+    }
+
+    /// Whether success means that the lease lived when the call took effect.
+    pub fn needs_live_lease(&self) -> bool {
+        matches!(
+            self,
+            Self::Renew { .. } | Self::Release { .. } | Self::KeepAlive { .. }
+        )
+    }
+}
+
+/// What came back.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// Granted, renewed, or shown by Get.
+    Lock(Shown),
+    /// Refused: this owner has it.
+    Held {
+        /// The holder's name.
+        owner: String,
+    },
+    /// Released, or written and committed.
+    Done,
+    /// It did not happen, for this reason of the contract, or SQLSTATE.
+    No(String),
+    /// Nobody knows: no answer, or one that says "may have happened".
+    Unknown(String),
+}
+
+/// A lease as an answer shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shown {
+    /// Its fencing token.
+    pub token: i64,
+    /// Its holder.
+    pub owner: String,
+    /// What is left of it, counted from when the call was sent: a lower bound.
+    #[serde(with = "micros")]
+    pub remaining: Duration,
+    /// Its time to live.
+    #[serde(with = "micros")]
+    pub ttl: Duration,
+    /// When it was granted, by the database's clock: microseconds since 1970.
+    pub acquired_at: i64,
+    /// When it ends, by the database's clock.
+    pub expires_at: i64,
+}
+
+/// Through what a call went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Via {
+    /// A generated stub, on a connection to this replica: one call, one request.
+    Stub(usize),
+    /// The client library: one call may be several requests, to any replica.
+    Library,
+    /// A connection to the database of the register.
+    Register,
+}
+
+/// One call.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Op {
+    /// Its number; a write's is also its value in the register.
+    pub id: u64,
+    /// Which client made it.
+    pub client: usize,
+    /// Through what.
+    pub via: Via,
+    /// On which resource.
+    pub resource: String,
+    /// In whose name. Get asks in nobody's.
+    pub owner: String,
+    /// What it asked for.
+    pub call: Call,
+    /// Just before it was sent.
+    pub sent: Time,
+    /// When the answer was there, or the caller gave up.
+    pub answered: Time,
+    /// What came back.
+    pub outcome: Outcome,
+}
+
+impl Op {
+    /// The lease in the answer.
+    pub fn shown(&self) -> Option<&Shown> {
+        match &self.outcome {
+            Outcome::Lock(shown) => Some(shown),
+            _ => None,
+        }
+    }
+
+    /// The lease that this Acquire was granted.
+    pub fn granted(&self) -> Option<&Shown> {
+        self.request().and(self.shown())
+    }
+
+    /// The identity of an acquisition: who asked, and by which request id.
+    pub fn request(&self) -> Option<(&str, &str)> {
+        match &self.call {
+            Call::Acquire { request_id, .. } => Some((&self.owner, request_id)),
+            _ => None,
+        }
+    }
+
+    /// Whether nobody knows what came of it.
+    pub fn is_unknown(&self) -> bool {
+        matches!(self.outcome, Outcome::Unknown(_))
+    }
+
+    /// Whether it said that what was asked for was done.
+    pub fn succeeded(&self) -> bool {
+        matches!(self.outcome, Outcome::Lock(_) | Outcome::Done)
+    }
+
+    /// Whether it said that the lease which it names is over.
+    pub fn lost(&self) -> bool {
+        let over = [
+            "LOCK_NOT_FOUND",
+            "LOCK_EXPIRED",
+            "NOT_OWNER",
+            "TOKEN_SUPERSEDED",
+            "TOKEN_UNKNOWN",
+        ];
+        let reason = match &self.outcome {
+            Outcome::No(reason) => reason.as_str(),
+            _ => return false,
+        };
+        self.call.needs_live_lease() && over.contains(&reason)
+    }
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "#{} {}..{} client {} via {:?}: {:?} of {:?} by {:?}: {:?}",
+            self.id,
+            self.sent,
+            self.answered,
+            self.client,
+            self.via,
+            self.call,
+            self.resource,
+            self.owner,
+            self.outcome
+        )
+    }
+}
+
+/// What somebody did to the system meanwhile.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum What {
+    /// Something was broken, frozen or slow. Calls without an answer may take
+    /// effect for longer; every invariant holds.
+    Fault(String),
+    /// A failover or a restore: what was answered between the two moments may be
+    /// forgotten, and leases that had ended then may be back.
+    LeasesForgotten,
+    /// The database's clock was set ahead by so many microseconds; negative: back.
+    ClockStepped(i64),
+    /// For the reader alone.
+    Note(String),
+}
+
+/// When that was.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Event {
+    /// From when on.
+    pub from: Time,
+    /// Until when.
+    pub to: Time,
+    /// What.
+    pub what: What,
+}
+
+/// A line of the register's log, in the order of the commits.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Admitted {
+    /// What was written to.
+    pub resource: String,
+    /// The token that was shown.
+    pub token: i64,
+    /// Which write it was: the number of the call.
+    pub op: u64,
+}
+
+/// What the checker takes for granted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits {
+    /// Of the random numbers of the run.
+    pub seed: u64,
+    /// How long after its caller gave up a call may still take effect, when
+    /// nothing is at fault: a server works no longer than its request time-out.
+    #[serde(with = "micros")]
+    pub settle: Duration,
+    /// How long a commit may take, and a word of a stream be under way, when
+    /// nothing is at fault. Used only where said.
+    #[serde(with = "micros")]
+    pub slack: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            seed: 0,
+            settle: Duration::from_secs(6),
+            slack: Duration::from_millis(500),
+        }
+    }
+}
+
+/// All that is known of a run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct History {
+    /// What is taken for granted.
+    pub limits: Limits,
+    /// The calls, in the order of their answers.
+    pub ops: Vec<Op>,
+    /// The faults.
+    pub events: Vec<Event>,
+    /// The register's log.
+    pub register: Vec<Admitted>,
+}
+
+impl History {
+    /// The latest moment at which a call may take effect that was given up at `t`.
+    pub fn settled(&self, t: Time) -> Time {
+        let mut by = t.plus(self.limits.settle);
+        // Sorted by their beginning: one fault may run into the next.
+        let mut faults: Vec<&Event> = self.faults().collect();
+        faults.sort_by_key(|event| event.from);
+        for fault in faults {
+            if fault.to >= t && fault.from <= by {
+                by = by.max(fault.to.plus(self.limits.settle));
+            }
+        }
+        by
+    }
+
+    /// Whether something was at fault between the two moments, or shortly before.
+    pub fn faulty(&self, from: Time, to: Time) -> bool {
+        let from = from.minus(self.limits.settle);
+        self.faults()
+            .any(|event| event.from <= to && event.to >= from)
+    }
+
+    /// Whether no failover may have forgotten what this call did.
+    pub fn durable(&self, op: &Op) -> bool {
+        !self.forgotten(op.sent, op.answered)
+    }
+
+    /// Whether leases may have been forgotten, or have come back, meanwhile.
+    pub fn forgotten(&self, from: Time, to: Time) -> bool {
+        self.events.iter().any(|event| {
+            event.what == What::LeasesForgotten && event.from <= to && event.to >= from
+        })
+    }
+
+    fn faults(&self) -> impl Iterator<Item = &Event> {
+        self.events
+            .iter()
+            .filter(|event| !matches!(event.what, What::Note(_)))
+    }
+
+    /// When a call of this kind that was sent after `t` first succeeded. A
+    /// refused Acquire counts: it was answered by the database.
+    pub fn first_success_after(&self, kind: &str, t: Time) -> Option<Time> {
+        let good = |op: &&Op| op.succeeded() || matches!(op.outcome, Outcome::Held { .. });
+        self.ops
+            .iter()
+            .filter(|op| op.call.kind() == kind && op.sent >= t)
+            .filter(good)
+            .map(|op| op.answered)
+            .min()
+    }
+
+    /// Writes one JSON object a line.
+    ///
+    /// # Errors
+    ///
+    /// When there is no room.
+    pub fn save(&self, mut to: impl io::Write) -> io::Result<()> {
+        let run = Line::Run(self.limits.clone());
+        let ops = self.ops.iter().cloned().map(Line::Op);
+        let events = self.events.iter().cloned().map(Line::Event);
+        let register = self.register.iter().cloned().map(Line::Admitted);
+        for line in std::iter::once(run)
+            .chain(ops)
+            .chain(events)
+            .chain(register)
+        {
+            serde_json::to_writer(&mut to, &line)?;
+            writeln!(to)?;
+        }
+        to.flush()
+    }
+
+    /// Reads what [`History::save`] wrote.
+    ///
+    /// # Errors
+    ///
+    /// When it is something else.
+    pub fn load(from: impl io::BufRead) -> io::Result<Self> {
+        let mut history = Self::default();
+        for line in from.lines() {
+            match serde_json::from_str(&line?)? {
+                Line::Run(limits) => history.limits = limits,
+                Line::Op(op) => history.ops.push(op),
+                Line::Event(event) => history.events.push(event),
+                Line::Admitted(admitted) => history.register.push(admitted),
+            }
+        }
+        Ok(history)
+    }
+}
+
+/// A line of a saved history.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Line {
+    Run(Limits),
+    Op(Op),
+    Event(Event),
+    Admitted(Admitted),
+}
+
+/// Durations as whole microseconds.
+mod micros {
+    use std::time::Duration;
+
+    use serde::{Deserialize as _, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(span: &Duration, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_u64(u64::try_from(span.as_micros()).unwrap_or(u64::MAX))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
+        Ok(Duration::from_micros(u64::deserialize(from)?))
+    }
+}

@@ -1,0 +1,391 @@
+//! What a history proves of each lease.
+//!
+//! A call takes effect at one moment between `sent` and `answered`; one without
+//! an answer at any moment from `sent` on, but not after it has
+//! [settled](History::settled), or never. From that follow, for each lease that
+//! somebody was shown, four moments on the clock of the run:
+//!
+//! | moment | it is |
+//! |---|---|
+//! | `asked` | the first sending of its Acquire: it did not live before |
+//! | `told` | the first answer that granted it: it has lived from then on at the latest |
+//! | `until` | it has lived **without a break** from `told` until here, at least |
+//! | `over` | it does not live any more from here on |
+//!
+//! `until` is the largest `sent + remaining` of all answers that show the lease
+//! (a renewal proves that it had not ended before), but not later than the
+//! sending of anything that may end it early: its Release, and an Acquire of the
+//! same owner with another request id, whatever came of these. Answers that a
+//! failover may have forgotten prove nothing.
+//!
+//! `over` is the largest `answered + ttl` of all answers that granted or renewed
+//! it, and `settled + ttl` of all calls without an answer that may have; or, when
+//! it is earlier, the answer to its Release, to a call that heard that it is
+//! lost, or to any call that was shown a newer token. A clock that was set back
+//! moves it; ends that a failover may have undone do not count.
+//!
+//! An Acquire without an answer may have left a lease that nobody was told of:
+//! [`Resource::could_hold`] counts it in. So it does every Acquire of the client
+//! library, which may have sent several requests.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use crate::history::Time;
+use crate::history::{Call, Event, History, Op, Shown, Via, What};
+
+/// A history, sorted by resource and lease.
+#[derive(Debug)]
+pub struct Facts<'a> {
+    /// What they follow from.
+    pub history: &'a History,
+    /// By name.
+    pub resources: BTreeMap<&'a str, Resource<'a>>,
+}
+
+/// All about one resource.
+#[derive(Debug, Default)]
+pub struct Resource<'a> {
+    /// Its calls, in the order of their answers. Writes are not among them.
+    pub ops: Vec<&'a Op>,
+    /// Its leases that somebody was shown, by token.
+    pub leases: BTreeMap<i64, Lease<'a>>,
+    /// The leases that somebody was told of, in the order of `told`.
+    told: Vec<i64>,
+    /// Those of them that certainly lived at some time.
+    certain: Vec<i64>,
+    /// The answers that showed a larger token than all before, in their order.
+    newest: Vec<&'a Op>,
+    newest_durable: Vec<&'a Op>,
+    by_owner: BTreeMap<&'a str, Vec<&'a Op>>,
+    hidden: BTreeMap<&'a str, Vec<Hidden>>,
+}
+
+/// A lease that somebody was shown.
+#[derive(Debug)]
+pub struct Lease<'a> {
+    /// Its token.
+    pub token: i64,
+    /// Its holder, as the first answer said.
+    pub owner: &'a str,
+    /// The request id that it was granted to, when its Acquire was answered.
+    pub request_id: Option<&'a str>,
+    /// The answers that show it, in their order.
+    pub answers: Vec<&'a Op>,
+    /// It did not live before.
+    pub asked: Time,
+    /// It has lived from here on; never, when nobody was told of the grant.
+    pub told: Time,
+    /// It has lived until here, at least.
+    pub until: Time,
+    /// It does not live from here on.
+    pub over: Time,
+    /// What may have ended it early, and when: a call of its owner, or a clock.
+    cuts: Vec<(Time, Option<&'a Op>)>,
+}
+
+/// A lease that there may be, and nobody was told of.
+#[derive(Debug)]
+struct Hidden {
+    asked: Time,
+    over: Time,
+}
+
+/// Whether an owner could have a lease at some moment of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Could {
+    /// It could.
+    Hold,
+    /// It never asked for one before the call was answered.
+    NotYet,
+    /// All that it may have had were over by then.
+    NoMore(Time),
+}
+
+impl<'a> Facts<'a> {
+    /// Reads a history.
+    #[must_use]
+    pub fn of(history: &'a History) -> Self {
+        let mut resources = BTreeMap::<&str, Resource<'_>>::new();
+        for op in &history.ops {
+            if matches!(op.call, Call::Write { .. }) {
+                continue;
+            }
+            let resource = resources.entry(&op.resource).or_default();
+            resource.ops.push(op);
+            resource.by_owner.entry(&op.owner).or_default().push(op);
+        }
+        for resource in resources.values_mut() {
+            resource.ops.sort_by_key(|op| op.answered);
+            resource.read(history);
+        }
+        Self { history, resources }
+    }
+
+    /// All calls but writes, each with its resource.
+    pub fn ops(&self) -> impl Iterator<Item = (&Resource<'a>, &'a Op)> {
+        let with = |resource| move |op: &&'a Op| (resource, *op);
+        self.resources
+            .values()
+            .flat_map(move |resource| resource.ops.iter().map(with(resource)))
+    }
+}
+
+impl<'a> Resource<'a> {
+    fn read(&mut self, history: &'a History) {
+        for op in &self.ops {
+            if let Some(shown) = op.shown() {
+                let lease = self
+                    .leases
+                    .entry(shown.token)
+                    .or_insert_with(|| Lease::new(shown));
+                lease.answers.push(op);
+            }
+            if let (Call::Acquire { ttl, .. }, true) =
+                (&op.call, op.is_unknown() || op.via == Via::Library)
+            {
+                let over = history.settled(op.answered).plus(*ttl);
+                let over = set_back(history, over);
+                let hidden = Hidden {
+                    asked: op.sent,
+                    over,
+                };
+                self.hidden.entry(&op.owner).or_default().push(hidden);
+            }
+        }
+        // The newest first: what shows a newer token ends the older.
+        let mut newer_seen = Time::NEVER;
+        for lease in self.leases.values_mut().rev() {
+            let own = self
+                .by_owner
+                .get(lease.owner)
+                .map(Vec::as_slice)
+                .unwrap_or_default();
+            lease.read(history, own);
+            lease.over = lease.over.min(newer_seen);
+            let durable = lease.answers.iter().find(|op| history.durable(op));
+            newer_seen = newer_seen.min(durable.map_or(Time::NEVER, |op| op.answered));
+        }
+        let told = self
+            .leases
+            .values()
+            .filter(|lease| lease.told < Time::NEVER);
+        self.told = told.map(|lease| lease.token).collect();
+        self.told.sort_by_key(|token| self.leases[token].told);
+        let is_certain = |token: &&i64| self.leases[token].told < self.leases[token].until;
+        self.certain = self.told.iter().filter(is_certain).copied().collect();
+        self.newest = rising(self.ops.iter().copied());
+        let durable = self.ops.iter().filter(|op| history.durable(op));
+        self.newest_durable = rising(durable.copied());
+    }
+
+    /// The leases that certainly lived at some time, in the order of `told`.
+    pub fn certain(&self) -> impl Iterator<Item = &Lease<'a>> {
+        self.certain.iter().map(|token| &self.leases[token])
+    }
+
+    /// The lease that certainly lived from when the call was sent until it was answered.
+    #[must_use]
+    pub fn certain_during(&self, op: &Op) -> Option<&Lease<'a>> {
+        let after = self
+            .certain
+            .partition_point(|token| self.leases[token].told <= op.sent);
+        let lease = &self.leases[self.certain[..after].last()?];
+        (op.answered < lease.until).then_some(lease)
+    }
+
+    /// The answer with the largest token of those that were there before a moment;
+    /// `durable`: of those that no failover may have forgotten.
+    #[must_use]
+    pub fn newest_before(&self, at: Time, durable: bool) -> Option<&'a Op> {
+        let newest = if durable {
+            &self.newest_durable
+        } else {
+            &self.newest
+        };
+        let after = newest.partition_point(|op| op.answered < at);
+        newest[..after].last().copied()
+    }
+
+    /// The lease that was granted last among those that were told of up to a moment.
+    #[must_use]
+    pub fn told_last(&self, at: Time) -> Option<&Lease<'a>> {
+        let after = self
+            .told
+            .partition_point(|token| self.leases[token].told <= at);
+        Some(&self.leases[self.told[..after].last()?])
+    }
+
+    /// What an owner has called.
+    #[must_use]
+    pub fn calls_of(&self, owner: &str) -> &[&'a Op] {
+        self.by_owner
+            .get(owner)
+            .map(Vec::as_slice)
+            .unwrap_or_default()
+    }
+
+    /// Whether an owner could have a lease, known or not, while the call was under way.
+    #[must_use]
+    pub fn could_hold(&self, owner: &str, op: &Op) -> Could {
+        let known = self.calls_of(owner).iter().filter_map(|op| op.granted());
+        let known = known.map(|shown| &self.leases[&shown.token]);
+        let known = known.map(|lease| (lease.asked, lease.over));
+        let hidden = self.hidden.get(owner).into_iter().flatten();
+        let hidden = hidden.map(|hidden| (hidden.asked, hidden.over));
+        let begun = known
+            .chain(hidden)
+            .filter(|(asked, _)| *asked <= op.answered);
+        match begun.map(|(_, over)| over).max() {
+            None => Could::NotYet,
+            Some(over) if over < op.sent => Could::NoMore(over),
+            Some(_) => Could::Hold,
+        }
+    }
+}
+
+impl<'a> Lease<'a> {
+    fn new(shown: &'a Shown) -> Self {
+        Self {
+            token: shown.token,
+            owner: &shown.owner,
+            request_id: None,
+            answers: Vec::new(),
+            asked: Time::NEVER,
+            told: Time::NEVER,
+            until: Time::default(),
+            over: Time::default(),
+            cuts: Vec::new(),
+        }
+    }
+
+    /// Reads the calls of its owner.
+    fn read(&mut self, history: &History, own: &[&'a Op]) {
+        let is_grant = |op: &&&Op| op.granted().is_some();
+        let grants: Vec<&Op> = self.answers.iter().filter(is_grant).copied().collect();
+        self.request_id = grants.first().and_then(|op| op.request()).map(|(_, id)| id);
+        let same_request =
+            |op: &&&Op| op.request().is_some() && op.request().map(|(_, id)| id) == self.request_id;
+        let first = own.iter().filter(same_request).map(|op| op.sent).min();
+        let shown = self.answers.iter().map(|op| op.sent).min();
+        self.asked = first.or(shown).unwrap_or_default();
+        let told = grants.iter().filter(|op| history.durable(op));
+        self.told = told.map(|op| op.answered).min().unwrap_or(Time::NEVER);
+
+        let calls = own.iter().filter(|op| self.may_end(history, op));
+        let steps = history.events.iter().filter(|event| {
+            matches!(event.what, What::ClockStepped(by) if by > 0) && event.to >= self.told
+        });
+        self.cuts = steps
+            .map(|event| (event.from, None))
+            .chain(calls.map(|op| (op.sent, Some(*op))))
+            .collect();
+        self.until = self.until_as_known(history, Time::NEVER);
+        self.over = self.over(history, own);
+    }
+
+    /// Until when it has lived at least, by what was answered up to this moment.
+    #[must_use]
+    pub fn until_as_known(&self, history: &History, at: Time) -> Time {
+        self.longest(history, at).min(self.cut(None))
+    }
+
+    /// Until when it has lived at least, when this call did not end it.
+    #[must_use]
+    pub fn until_but_for(&self, history: &History, call: &Op) -> Time {
+        self.longest(history, Time::NEVER).min(self.cut(Some(call)))
+    }
+
+    fn longest(&self, history: &History, at: Time) -> Time {
+        let answers = self
+            .answers
+            .iter()
+            .filter(|op| op.answered <= at && history.durable(op));
+        let until = answers
+            .filter_map(|op| Some(op.sent.plus(op.shown()?.remaining)))
+            .max();
+        until.unwrap_or_default()
+    }
+
+    fn cut(&self, but_for: Option<&Op>) -> Time {
+        let is_it = |op: Option<&Op>| op.zip(but_for).is_some_and(|(a, b)| std::ptr::eq(a, b));
+        let cuts = self.cuts.iter().filter(|(_, op)| !is_it(*op));
+        cuts.map(|(at, _)| *at).min().unwrap_or(Time::NEVER)
+    }
+
+    /// Whether a call of its owner may end it before its time.
+    fn may_end(&self, history: &History, op: &Op) -> bool {
+        match &op.call {
+            Call::Release { token } => *token == self.token,
+            Call::Acquire { request_id, .. } => {
+                let same = Some(request_id.as_str()) == self.request_id && !request_id.is_empty();
+                let itself = op.shown().is_some_and(|shown| shown.token <= self.token);
+                let before = match op.is_unknown() {
+                    true => history.settled(op.answered) < self.asked,
+                    false => op.answered < self.asked,
+                };
+                !(same || itself || before)
+            }
+            _ => false,
+        }
+    }
+
+    fn over(&self, history: &History, own: &[&Op]) -> Time {
+        let moved = self.answers.iter().filter(|op| op.call != Call::Get);
+        // Nobody but its owner can have renewed it, and its owner was never told.
+        let seen = self.answers.first().filter(|op| op.call == Call::Get);
+        let latest = |op: &Op| match op.via {
+            Via::Library => history.settled(op.answered),
+            _ => op.answered,
+        };
+        let answered = moved
+            .chain(seen)
+            .filter_map(|op| Some(latest(op).plus(op.shown()?.ttl)));
+        let unanswered = own
+            .iter()
+            .filter(|op| op.is_unknown() && self.may_renew(op))
+            .map(|op| history.settled(op.answered).plus(self.longest_ttl()));
+        let by_time = answered.chain(unanswered).max().unwrap_or_default();
+        let ended = own
+            .iter()
+            .filter(|op| op.call.token() == Some(self.token) && history.durable(op))
+            .filter(|op| op.lost() || (matches!(op.call, Call::Release { .. }) && op.succeeded()))
+            .map(|op| op.answered)
+            .min();
+        set_back(history, by_time).min(ended.unwrap_or(Time::NEVER))
+    }
+
+    /// Whether this call renews it, when it does anything.
+    #[must_use]
+    pub fn may_renew(&self, op: &Op) -> bool {
+        matches!(op.call, Call::Renew { token } | Call::KeepAlive { token } if token == self.token)
+    }
+
+    fn longest_ttl(&self) -> Duration {
+        let ttls = self.answers.iter().filter_map(|op| op.shown());
+        ttls.map(|shown| shown.ttl).max().unwrap_or_default()
+    }
+}
+
+/// The answers that show a larger token than all before.
+fn rising<'a>(ops: impl Iterator<Item = &'a Op>) -> Vec<&'a Op> {
+    let mut highest = 0;
+    ops.filter(|op| match op.shown() {
+        Some(shown) if shown.token > highest => {
+            highest = shown.token;
+            true
+        }
+        _ => false,
+    })
+    .collect()
+}
+
+/// The end of a lease when the clock was set back while it lived.
+fn set_back(history: &History, over: Time) -> Time {
+    let step = |over: Time, event: &Event| match event.what {
+        What::ClockStepped(by) if by < 0 && event.from <= over => {
+            over.plus(Duration::from_micros(by.unsigned_abs()))
+        }
+        _ => over,
+    };
+    history.events.iter().fold(over, step)
+}

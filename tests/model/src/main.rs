@@ -1,0 +1,117 @@
+//! `fencepost-model`: random clients against replicas that run, and the checker on
+//! histories that were saved.
+#![expect(clippy::print_stdout, reason = "its output is what it is for")]
+
+use std::{
+    error::Error, fs::File, io::BufReader, path::PathBuf, process::ExitCode, time::Duration,
+};
+
+use clap::{Parser, Subcommand};
+use fencepost_model::{
+    Load, Options, Summary, check, default_directory, history::History, verdict,
+};
+
+#[derive(Debug, Parser)]
+#[command(
+    name = "fencepost-model",
+    about = "Random clients, and what must hold of what they see"
+)]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Load replicas, and check the history.
+    Run {
+        /// A replica; may be given several times, or separated by commas.
+        #[arg(long, required = true, value_delimiter = ',')]
+        endpoint: Vec<String>,
+
+        /// The database of the fenced register; without it nothing is written.
+        #[arg(long)]
+        register: Option<String>,
+
+        /// Of the random choices; random unless given.
+        #[arg(long)]
+        seed: Option<u64>,
+
+        /// For how long, s.
+        #[arg(long, default_value_t = 10)]
+        seconds: u64,
+
+        /// How many clients.
+        #[arg(long, default_value_t = 12)]
+        clients: usize,
+
+        /// How many resources they contend for.
+        #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..))]
+        resources: u16,
+
+        /// Where a contradictory history is saved [target/model].
+        #[arg(long)]
+        out: Option<PathBuf>,
+    },
+    /// Check a history that was saved.
+    Check {
+        /// Its file.
+        file: PathBuf,
+    },
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    match run(Args::parse().command).await {
+        Ok(code) => code,
+        Err(error) => {
+            println!("fencepost-model: {error}");
+            ExitCode::from(70)
+        }
+    }
+}
+
+async fn run(command: Command) -> Result<ExitCode, Box<dyn Error + Send + Sync>> {
+    match command {
+        Command::Run {
+            endpoint,
+            register,
+            seed,
+            seconds,
+            clients,
+            resources,
+            out,
+        } => {
+            let options = Options {
+                register,
+                clients,
+                resources: resources.into(),
+                ..Options::new(seed.unwrap_or_else(rand::random), endpoint)
+            };
+            let load = Load::start(options).await?;
+            tokio::time::sleep(Duration::from_secs(seconds)).await;
+            let history = load.stop().await?;
+            let out = out.unwrap_or_else(default_directory);
+            match verdict(&history, &out) {
+                Ok(summary) => println!("{summary}\nno contradiction"),
+                Err(contradiction) => {
+                    println!("{}\n{contradiction}", Summary::of(&history));
+                    return Ok(ExitCode::FAILURE);
+                }
+            }
+        }
+        Command::Check { file } => {
+            let history = History::load(BufReader::new(File::open(file)?))?;
+            println!("{}", Summary::of(&history));
+            let violations = check(&history);
+            for violation in &violations {
+                println!("{violation}");
+            }
+            if !violations.is_empty() {
+                return Ok(ExitCode::FAILURE);
+            }
+            println!("no contradiction");
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
