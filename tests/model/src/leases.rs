@@ -51,6 +51,8 @@ pub struct Resource<'a> {
     pub leases: BTreeMap<i64, Lease<'a>>,
     /// The leases that somebody was told of, in the order of `told`.
     told: Vec<i64>,
+    /// Those of them with a larger token than all before.
+    newest_told: Vec<i64>,
     /// Those of them that certainly lived at some time.
     certain: Vec<i64>,
     /// The answers that showed a larger token than all before, in their order.
@@ -171,6 +173,11 @@ impl<'a> Resource<'a> {
             .filter(|lease| lease.told < Time::NEVER);
         self.told = told.map(|lease| lease.token).collect();
         self.told.sort_by_key(|token| self.leases[token].told);
+        for token in &self.told {
+            if self.newest_told.last().is_none_or(|newest| newest < token) {
+                self.newest_told.push(*token);
+            }
+        }
         let is_certain = |token: &&i64| self.leases[token].told < self.leases[token].until;
         self.certain = self.told.iter().filter(is_certain).copied().collect();
         self.newest = rising(self.ops.iter().copied());
@@ -204,6 +211,16 @@ impl<'a> Resource<'a> {
         };
         let after = newest.partition_point(|op| op.answered < at);
         newest[..after].last().copied()
+    }
+
+    /// The lease with the largest token of those that somebody was told of before a
+    /// moment.
+    #[must_use]
+    pub fn newest_told_before(&self, at: Time) -> Option<&Lease<'a>> {
+        let after = self
+            .newest_told
+            .partition_point(|token| self.leases[token].told < at);
+        Some(&self.leases[self.newest_told[..after].last()?])
     }
 
     /// The lease that was granted last among those that were told of up to a moment.

@@ -51,8 +51,10 @@ pub mod history;
 pub mod invariants;
 pub mod leases;
 mod load;
+pub mod mutants;
 mod recorder;
 mod report;
+pub mod world;
 
 pub use invariants::{Violation, check};
 pub use load::{Error, Load, Options};

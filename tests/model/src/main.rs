@@ -8,7 +8,7 @@ use std::{
 
 use clap::{Parser, Subcommand};
 use fencepost_model::{
-    Load, Options, Summary, check, default_directory, history::History, verdict,
+    Load, Options, Summary, check, default_directory, history::History, mutants::MUTANTS, verdict,
 };
 
 #[derive(Debug, Parser)]
@@ -52,6 +52,20 @@ enum Command {
         /// Where a contradictory history is saved [target/model].
         #[arg(long)]
         out: Option<PathBuf>,
+    },
+    /// Break the server on purpose, one rule at a time, and see what notices. Starts
+    /// databases and replicas of its own.
+    Mutants {
+        /// Only those with this in their name.
+        name: Option<String>,
+
+        /// How many seeds are tried until one shows it.
+        #[arg(long, default_value_t = 4)]
+        seeds: u64,
+
+        /// For how long each, s.
+        #[arg(long, default_value_t = 8)]
+        seconds: u64,
     },
     /// Check a history that was saved.
     Check {
@@ -100,6 +114,13 @@ async fn run(command: Command) -> Result<ExitCode, Box<dyn Error + Send + Sync>>
                 }
             }
         }
+        Command::Mutants {
+            name,
+            seeds,
+            seconds,
+        } => {
+            return mutants(name.as_deref(), seeds, Duration::from_secs(seconds)).await;
+        }
         Command::Check { file } => {
             let history = History::load(BufReader::new(File::open(file)?))?;
             println!("{}", Summary::of(&history));
@@ -114,4 +135,38 @@ async fn run(command: Command) -> Result<ExitCode, Box<dyn Error + Send + Sync>>
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Runs each until it is caught; what is sound must never be.
+async fn mutants(
+    only: Option<&str>,
+    seeds: u64,
+    time: Duration,
+) -> Result<ExitCode, Box<dyn Error + Send + Sync>> {
+    let mut code = ExitCode::SUCCESS;
+    let chosen = MUTANTS
+        .iter()
+        .filter(|mutant| only.is_none_or(|part| mutant.name.contains(part)));
+    for mutant in chosen {
+        let mut caught = Vec::new();
+        let mut seed = 0;
+        while caught.is_empty() && seed < seeds {
+            seed += 1;
+            caught = mutant.run(seed, time, &default_directory()).await?;
+        }
+        let good = caught.is_empty() == mutant.is_sound();
+        if !good {
+            code = ExitCode::FAILURE;
+        }
+        let verdict = match caught.as_slice() {
+            [] => "not caught".to_owned(),
+            caught => format!("caught by {} (seed {seed})", caught.join(", ")),
+        };
+        println!(
+            "{} {}: {verdict}",
+            if good { "ok  " } else { "FAIL" },
+            mutant.name
+        );
+    }
+    Ok(code)
 }

@@ -1,13 +1,16 @@
 //! Tokens rise in real time: a grant that was asked for after a token was shown
 //! to anybody has a larger one, unless it is the answer to the same request once
-//! more. And two acquisitions never share a token.
+//! more. Two acquisitions never share a token. No fault relaxes these two: not a
+//! crash, a failover, a restore or a clock.
 //!
-//! No fault relaxes this: not a crash, a failover, a restore or a clock.
+//! And tokens rise in the order of the leases: a lease that certainly lives after
+//! another was granted was granted later, and has a larger token. Here a grant that a
+//! failover may have forgotten does not count.
 
 use super::Violation;
 use crate::{
     history::Op,
-    leases::{Facts, Lease},
+    leases::{Facts, Lease, Resource},
 };
 
 /// See the module.
@@ -29,8 +32,25 @@ pub fn check(facts: &Facts<'_>) -> Vec<Violation> {
     }
     for resource in facts.resources.values() {
         violations.extend(resource.leases.values().filter_map(shared));
+        violations.extend(
+            resource
+                .certain()
+                .filter_map(|lease| passed(resource, lease)),
+        );
     }
     violations
+}
+
+/// A lease that lives after one with a larger token was granted.
+fn passed(resource: &Resource<'_>, lease: &Lease<'_>) -> Option<Violation> {
+    let before = resource.newest_told_before(lease.until)?;
+    (before.token > lease.token).then(|| {
+        let what = format!(
+            "{} lives until {}, and {} was granted before that",
+            lease.token, lease.until, before.token
+        );
+        Violation::new(what, &[before.answers[0], lease.answers[0]])
+    })
 }
 
 /// Two grants of one token that do not belong to one request.
@@ -105,6 +125,17 @@ mod tests {
                 op("b", acquire("2"), 11..20, lock(6)),
             ],
         );
+    }
+
+    #[test]
+    fn a_later_lease_has_the_larger_token() {
+        let two = [
+            op("b", acquire("2"), 5..50, lock(7)),
+            op("b", release(7), 60..70, done()),
+            op("a", acquire("1"), 0..100, lock(5)),
+        ];
+        bad(super::check, two.clone());
+        good_with(super::check, [forgotten(10..55)], two);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The load: random clients, each a task, all joined at the end.
 
 mod library;
+mod line;
 mod register;
 mod stub;
 

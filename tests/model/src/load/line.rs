@@ -1,0 +1,315 @@
+//! One replica, as a client with generated stubs sees it.
+
+use std::{
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use fencepost_proto::v1::{
+    AcquireRequest, GetRequest, KeepAliveRequest, KeepAliveResponse, Lock, ReleaseRequest,
+    RenewRequest, lock_service_client::LockServiceClient,
+};
+use fencepost_support::calls;
+use tokio::time::timeout;
+use tonic::{
+    Request, Status, Streaming,
+    transport::{Channel, Endpoint},
+};
+
+use super::{Error, PATIENCE};
+use crate::{
+    history::{Call, Outcome, Shown, Time, Via},
+    recorder::{Caller, Recorder},
+};
+
+type Stub = LockServiceClient<Channel>;
+
+/// A lease that a client has, or had, or wants.
+#[derive(Clone, Debug)]
+pub(super) struct Held {
+    pub(super) resource: String,
+    pub(super) owner: String,
+    pub(super) request_id: String,
+    pub(super) ttl: Duration,
+    pub(super) token: i64,
+}
+
+/// How a call ends before its time.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Cut {
+    Not,
+    /// Its future is dropped.
+    Drop(Duration),
+    /// By a deadline that the server is told of.
+    Deadline(Duration),
+}
+
+/// A connection to a replica. Each call is recorded.
+#[derive(Debug)]
+pub(super) struct Line {
+    client: usize,
+    replica: usize,
+    recorder: Recorder,
+    endpoint: Endpoint,
+    stub: Mutex<Stub>,
+}
+
+impl Line {
+    pub(super) fn new(
+        client: usize,
+        replica: usize,
+        url: &str,
+        recorder: &Recorder,
+    ) -> Result<Self, Error> {
+        let endpoint = Endpoint::from_shared(url.to_owned())?
+            .connect_timeout(Duration::from_secs(2))
+            .tcp_nodelay(true);
+        Ok(Self {
+            client,
+            replica,
+            recorder: recorder.clone(),
+            stub: Mutex::new(Stub::new(endpoint.connect_lazy())),
+            endpoint,
+        })
+    }
+
+    pub(super) async fn acquire(&self, wish: &Held, cut: Cut) -> Outcome {
+        let request = AcquireRequest {
+            request_id: wish.request_id.clone(),
+            ..calls::request(&wish.resource, &wish.owner, wish.ttl)
+        };
+        let call = Call::Acquire {
+            request_id: wish.request_id.clone(),
+            ttl: wish.ttl,
+        };
+        self.call(
+            &wish.resource,
+            &wish.owner,
+            call,
+            cut,
+            request,
+            async |mut stub, request| {
+                let answer = stub.acquire(request).await?.into_inner();
+                Ok(match (answer.lock, answer.holder) {
+                    (Some(lock), None) if answer.acquired => Outcome::Lock(shown(lock)),
+                    (None, Some(holder)) => Outcome::Held {
+                        owner: holder.owner,
+                    },
+                    _ => Outcome::Unknown("neither granted nor refused".to_owned()),
+                })
+            },
+        )
+        .await
+    }
+
+    pub(super) async fn renew(&self, held: &Held, cut: Cut) -> Outcome {
+        let request = RenewRequest {
+            resource: held.resource.clone(),
+            owner: held.owner.clone(),
+            fencing_token: held.token,
+            ttl: None,
+        };
+        let call = Call::Renew { token: held.token };
+        self.call(
+            &held.resource,
+            &held.owner,
+            call,
+            cut,
+            request,
+            async |mut stub, request| Ok(or_nothing(stub.renew(request).await?.into_inner().lock)),
+        )
+        .await
+    }
+
+    pub(super) async fn release(&self, held: &Held, cut: Cut) -> Outcome {
+        let request = ReleaseRequest {
+            resource: held.resource.clone(),
+            owner: held.owner.clone(),
+            fencing_token: held.token,
+        };
+        let call = Call::Release { token: held.token };
+        self.call(
+            &held.resource,
+            &held.owner,
+            call,
+            cut,
+            request,
+            async |mut stub, request| stub.release(request).await.map(|_| Outcome::Done),
+        )
+        .await
+    }
+
+    pub(super) async fn get(&self, resource: &str, cut: Cut) -> Outcome {
+        let request = GetRequest {
+            resource: resource.to_owned(),
+        };
+        self.call(
+            resource,
+            "",
+            Call::Get,
+            cut,
+            request,
+            async |mut stub, request| Ok(or_nothing(stub.get(request).await?.into_inner().lock)),
+        )
+        .await
+    }
+
+    /// Keeps a lease by a stream until it ends or `left` does; returns its end.
+    pub(super) async fn keep_alive(&self, held: &Held, left: impl Future<Output = ()>) -> Outcome {
+        let caller = self.caller(&held.resource, &held.owner);
+        let request = KeepAliveRequest {
+            resource: held.resource.clone(),
+            owner: held.owner.clone(),
+            fencing_token: held.token,
+            ttl: None,
+            max_duration: None,
+        };
+        let call = Call::KeepAlive { token: held.token };
+        let mut stub = self.stub();
+        let opened = self.recorder.now();
+        let mut words = Words::default();
+        let record = |outcome| {
+            let id = self.recorder.next_id();
+            self.recorder
+                .record(id, &caller, call.clone(), opened, outcome);
+        };
+        let listening = async {
+            let mut stream: Streaming<KeepAliveResponse> = match stub.keep_alive(request).await {
+                Ok(answer) => answer.into_inner(),
+                Err(status) => return failed(&status),
+            };
+            loop {
+                match stream.message().await {
+                    Ok(Some(word)) => record(match word.lock {
+                        Some(lock) => Outcome::Lock(words.shown(lock, opened, self.recorder.now())),
+                        None => or_nothing(None),
+                    }),
+                    Ok(None) => return Outcome::Unknown("the stream ended OK".to_owned()),
+                    Err(status) => return failed(&status),
+                }
+            }
+        };
+        let end = tokio::select! {
+            end = listening => end,
+            () = left => Outcome::Unknown("left".to_owned()),
+        };
+        record(end.clone());
+        end
+    }
+
+    fn stub(&self) -> Stub {
+        self.stub
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    fn caller(&self, resource: &str, owner: &str) -> Caller {
+        Caller {
+            client: self.client,
+            via: Via::Stub(self.replica),
+            resource: resource.to_owned(),
+            owner: owner.to_owned(),
+        }
+    }
+
+    async fn call<T>(
+        &self,
+        resource: &str,
+        owner: &str,
+        call: Call,
+        cut: Cut,
+        message: T,
+        work: impl AsyncFnOnce(Stub, Request<T>) -> Result<Outcome, Status>,
+    ) -> Outcome {
+        let mut request = Request::new(message);
+        let patience = match cut {
+            Cut::Not => PATIENCE,
+            Cut::Drop(after) => after,
+            Cut::Deadline(after) => {
+                request.set_timeout(after);
+                PATIENCE
+            }
+        };
+        let work = async {
+            match timeout(patience, work(self.stub(), request)).await {
+                Ok(Ok(outcome)) => outcome,
+                Ok(Err(status)) => failed(&status),
+                Err(_) if patience == PATIENCE => {
+                    // A channel may never come back by itself.
+                    let mut stub = self.stub.lock().unwrap_or_else(PoisonError::into_inner);
+                    *stub = Stub::new(self.endpoint.connect_lazy());
+                    Outcome::Unknown("no answer in time".to_owned())
+                }
+                Err(_) => Outcome::Unknown("dropped".to_owned()),
+            }
+        };
+        self.recorder
+            .call(&self.caller(resource, owner), call, work)
+            .await
+    }
+}
+
+/// The words of a stream, each as if it answered the opening.
+///
+/// A word may have been under way for any time. So a later one counts from the
+/// first, by how much later it ends on the database's clock; or from its own
+/// arrival, whichever is less.
+#[derive(Debug, Default)]
+struct Words {
+    first: Option<Shown>,
+}
+
+impl Words {
+    fn shown(&mut self, lock: Lock, opened: Time, arrived: Time) -> Shown {
+        let mut shown = shown(lock);
+        let first = self.first.get_or_insert_with(|| shown.clone());
+        let later = u64::try_from(shown.expires_at - first.expires_at).unwrap_or(0);
+        let from_first = first.remaining + Duration::from_micros(later);
+        shown.remaining = from_first.min(arrived.since(opened) + shown.remaining);
+        shown
+    }
+}
+
+fn or_nothing(lock: Option<Lock>) -> Outcome {
+    lock.map_or_else(
+        || Outcome::Unknown("no lock in the answer".to_owned()),
+        |lock| Outcome::Lock(shown(lock)),
+    )
+}
+
+/// Anything that the contract does not call final may have happened.
+fn failed(status: &Status) -> Outcome {
+    let last = [
+        "LOCK_NOT_FOUND",
+        "LOCK_EXPIRED",
+        "NOT_OWNER",
+        "TOKEN_SUPERSEDED",
+        "TOKEN_UNKNOWN",
+        "REQUEST_SPENT",
+        "INVALID_REQUEST",
+    ];
+    match calls::reason(status) {
+        Some(reason) if last.contains(&reason.as_str()) => Outcome::No(reason),
+        reason => Outcome::Unknown(format!(
+            "{:?} {}",
+            status.code(),
+            reason.unwrap_or_default()
+        )),
+    }
+}
+
+fn shown(lock: Lock) -> Shown {
+    let micros = |time| {
+        let since = calls::time(time).duration_since(std::time::UNIX_EPOCH);
+        i64::try_from(since.unwrap_or_default().as_micros()).unwrap_or(i64::MAX)
+    };
+    Shown {
+        token: lock.fencing_token,
+        owner: lock.owner,
+        remaining: calls::span(lock.remaining),
+        ttl: calls::span(lock.ttl),
+        acquired_at: micros(lock.acquired_at),
+        expires_at: micros(lock.expires_at),
+    }
+}

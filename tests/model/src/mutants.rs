@@ -1,0 +1,267 @@
+//! The server, broken on purpose, one rule at a time: the checker must notice.
+//!
+//! The rules are in the database's functions, so a mutant is other SQL, installed
+//! after the migrations; the server is the one that ships. Each edit names the text
+//! that it replaces, and fails when that is not there any longer.
+
+use std::{path::Path, time::Duration};
+
+use fencepost_support::postgres::Client;
+
+use crate::{
+    invariants::check,
+    load::{Error, Options},
+    report::verdict,
+    world::{Scenario, World},
+};
+
+/// A broken rule.
+#[derive(Clone, Copy, Debug)]
+pub struct Mutant {
+    /// Which.
+    pub name: &'static str,
+    /// What must happen for it to show.
+    pub scenario: Scenario,
+    /// Function, text, other text.
+    edits: &'static [(&'static str, &'static str, &'static str)],
+    /// What else is run.
+    sql: &'static str,
+}
+
+/// Calls do not go in rounds: each is judged by the function for a single one.
+const SINGLY: (&str, &str, &str) = (
+    "acquire_all_v1",
+    "WHERE i.postmaster_start = pg_postmaster_start_time()",
+    "WHERE false AND i.postmaster_start = pg_postmaster_start_time()",
+);
+
+/// All of them; first the rules as they are, in each scenario.
+pub const MUTANTS: &[Mutant] = &[
+    Mutant {
+        name: "none",
+        scenario: Scenario::Plain,
+        edits: &[],
+        sql: "",
+    },
+    Mutant {
+        name: "none, rows locked",
+        scenario: Scenario::RowLocks,
+        edits: &[],
+        sql: "",
+    },
+    Mutant {
+        name: "none, a failover",
+        scenario: Scenario::Failover,
+        edits: &[],
+        sql: "",
+    },
+    Mutant {
+        name: "none, two failovers",
+        scenario: Scenario::TwoFailovers,
+        edits: &[],
+        sql: "",
+    },
+    Mutant {
+        // Drawn before the row's lock was waited for. The table's own check would
+        // stop it.
+        name: "token from EXCLUDED",
+        scenario: Scenario::RowLocks,
+        edits: &[
+            SINGLY,
+            (
+                "acquire_v1",
+                "fencing_token = nextval('fencepost.fencing_tokens'),\n               prev_token = l.fencing_token",
+                "fencing_token = EXCLUDED.fencing_token,\n               prev_token = 0",
+            ),
+        ],
+        sql: "",
+    },
+    Mutant {
+        name: "delete on release",
+        scenario: Scenario::Plain,
+        edits: &[
+            (
+                "release_v1",
+                "UPDATE fencepost.locks AS l SET released = true, expires_at = t WHERE",
+                "DELETE FROM fencepost.locks AS l WHERE",
+            ),
+            (
+                "release_all_v1",
+                "UPDATE fencepost.locks AS l\n           SET released = true, expires_at = least(l.expires_at, clock_timestamp())\n         WHERE",
+                "DELETE FROM fencepost.locks AS l\n         WHERE",
+            ),
+        ],
+        sql: "",
+    },
+    Mutant {
+        // As old as the statement, which may have waited.
+        name: "now() for the clock",
+        scenario: Scenario::RowLocks,
+        edits: &[
+            ("acquire_v1", "clock_timestamp()", "now()"),
+            ("acquire_all_v1", "clock_timestamp()", "now()"),
+            ("renew_v1", "clock_timestamp()", "now()"),
+            ("renew_all_v1", "clock_timestamp()", "now()"),
+            ("release_v1", "clock_timestamp()", "now()"),
+            ("release_all_v1", "clock_timestamp()", "now()"),
+        ],
+        sql: "",
+    },
+    Mutant {
+        name: "a clock read per column",
+        scenario: Scenario::Plain,
+        edits: &[
+            (
+                "acquire_v1",
+                "SELECT c.t, c.t + make_interval",
+                "SELECT clock_timestamp(), clock_timestamp() + make_interval",
+            ),
+            (
+                "acquire_all_v1",
+                "f.t, f.t + make_interval",
+                "clock_timestamp(), clock_timestamp() + make_interval",
+            ),
+        ],
+        sql: "",
+    },
+    Mutant {
+        // Judges, and then waits for the lock.
+        name: "plain UPDATE for Renew",
+        scenario: Scenario::RowLocks,
+        edits: &[
+            (
+                "renew_v1",
+                "             WHERE l.resource = p_resources[n]\n               FOR UPDATE;",
+                "             WHERE l.resource = p_resources[n];",
+            ),
+            (
+                "renew_all_v1",
+                "FROM judged AS j;",
+                "FROM judged AS j WHERE false;",
+            ),
+            ("renew_all_v1", "WHERE j.outcome = 'renewed'", "WHERE false"),
+        ],
+        sql: "",
+    },
+    Mutant {
+        // Nobody compares the identity; the leap, where one comes, is left out.
+        name: "guard off",
+        scenario: Scenario::Failover,
+        edits: &[
+            (
+                "acquire_v1",
+                "IF seen.identity_holds IS NOT TRUE THEN",
+                "IF false THEN",
+            ),
+            (
+                "acquire_v1",
+                "IF fencing_token < seen.first_token THEN",
+                "IF false THEN",
+            ),
+            (
+                "acquire_all_v1",
+                "WHERE i.postmaster_start = pg_postmaster_start_time()\n           AND i.sequence_file = pg_relation_filepath('fencepost.fencing_tokens')",
+                "",
+            ),
+            (
+                "acquire_all_v1",
+                "WHEN g.fencing_token < i.first_token THEN",
+                "WHEN false THEN",
+            ),
+            (
+                "leap_v1",
+                "to_token := CASE WHEN clock_behind",
+                "to_token := CASE WHEN true THEN from_token + 1 WHEN clock_behind",
+            ),
+        ],
+        sql: "",
+    },
+    Mutant {
+        name: "relative leap",
+        scenario: Scenario::TwoFailovers,
+        edits: &[(
+            "leap_v1",
+            "clock_behind := now_token <= past_token;",
+            "clock_behind := true;",
+        )],
+        sql: "",
+    },
+    Mutant {
+        name: "token ignored on release",
+        scenario: Scenario::Plain,
+        edits: &[
+            (
+                "release_v1",
+                "WHEN p_token < held.fencing_token                         THEN 'superseded'",
+                "",
+            ),
+            (
+                "release_all_v1",
+                "WHEN j.asked_token < j.fencing_token  THEN 'superseded'",
+                "",
+            ),
+        ],
+        sql: "",
+    },
+    Mutant {
+        // Whoever else was handed the lease loses it.
+        name: "give-back by token",
+        scenario: Scenario::Plain,
+        edits: &[("give_back_v1", "AND held.claims = 1 AND", "AND")],
+        sql: "",
+    },
+];
+
+impl Mutant {
+    /// Whether nothing is broken.
+    #[must_use]
+    pub fn is_sound(&self) -> bool {
+        self.edits.is_empty()
+    }
+
+    /// Installs it.
+    async fn install(&self, admin: &Client) {
+        for (function, from, to) in self.edits {
+            let definition = "SELECT pg_get_functiondef(p.oid) FROM pg_proc AS p
+                               WHERE p.pronamespace = 'fencepost'::regnamespace AND p.proname = $1";
+            let row = admin.query_one(definition, &[function]).await;
+            let text: String = row.expect("the function is there").get(0);
+            assert!(
+                text.contains(from),
+                "{}: {function} has no {from:?}",
+                self.name
+            );
+            admin.run(&text.replace(from, to)).await;
+        }
+        admin.run(self.sql).await;
+    }
+
+    /// Runs it with this seed; returns the invariants that it contradicts.
+    ///
+    /// # Errors
+    ///
+    /// When the run itself fails.
+    pub async fn run(
+        &self,
+        seed: u64,
+        time: Duration,
+        directory: &Path,
+    ) -> Result<Vec<&'static str>, Error> {
+        let mut world = World::start().await;
+        self.install(&world.admin().await).await;
+        let mut options = Options::new(seed, Vec::new());
+        // Nothing is slow here but on purpose.
+        options.limits.slack = Duration::from_millis(200);
+        let history = world.run(options, self.scenario, time).await?;
+        let mut caught: Vec<_> = check(&history)
+            .iter()
+            .map(|violation| violation.invariant)
+            .collect();
+        if self.is_sound() {
+            // Saved, when there is something to look at.
+            verdict(&history, directory)?;
+        }
+        caught.dedup();
+        Ok(caught)
+    }
+}

@@ -1,0 +1,168 @@
+//! What a run of its own starts: databases, replicas behind a proxy to the one that
+//! serves, and what can be done to them.
+
+use std::time::Duration;
+
+use fencepost_support::{
+    Postgres, Server, eventually,
+    postgres::{Client, Replication},
+    proxy::Proxy,
+    row_lock::RowLock,
+};
+use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
+
+use crate::{
+    history::{History, What},
+    load::{Error, Load, Options},
+};
+
+/// What happens while the clients work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scenario {
+    /// Nothing.
+    Plain,
+    /// Somebody else locks rows, beyond the end of their leases. That is no fault:
+    /// every invariant holds, and at once.
+    RowLocks,
+    /// A failover to an asynchronous standby that lost the last seconds; the
+    /// replicas are killed and come back.
+    Failover,
+    /// Two of them, to two standbys that lost the same and never met.
+    TwoFailovers,
+}
+
+/// Three replicas on one database, and the register's database.
+#[derive(Debug)]
+pub struct World {
+    servers: Vec<Server>,
+    proxy: Proxy,
+    primary: Postgres,
+    register: Postgres,
+}
+
+impl World {
+    /// Starts all of it.
+    pub async fn start() -> Self {
+        let (primary, register) = tokio::join!(quick_to_recover(), Postgres::start());
+        let proxy = Proxy::start(primary.address()).await;
+        let url = Postgres::url_via(proxy.address(), "postgres");
+        let start = || Server::start(&url);
+        let (a, b, c) = tokio::join!(start(), start(), start());
+        Self {
+            servers: vec![a, b, c],
+            proxy,
+            primary,
+            register,
+        }
+    }
+
+    /// A session in the database of the locks.
+    pub async fn admin(&self) -> Client {
+        self.primary.admin().await
+    }
+
+    /// Lets clients work for about this long while the scenario goes on.
+    ///
+    /// # Errors
+    ///
+    /// When the load does not start or its register cannot be read.
+    pub async fn run(
+        &mut self,
+        mut options: Options,
+        scenario: Scenario,
+        time: Duration,
+    ) -> Result<History, Error> {
+        options.endpoints = self.servers.iter().map(Server::url).collect();
+        options.register = Some(self.register.url());
+        let mut rng = StdRng::seed_from_u64(options.seed);
+        let load = match scenario {
+            Scenario::Plain => {
+                let load = Load::start(options).await?;
+                tokio::time::sleep(time).await;
+                load
+            }
+            Scenario::RowLocks => {
+                let load = Load::start(options).await?;
+                let url = self.primary.url();
+                let _ = tokio::time::timeout(time, lock_rows(&url, load.names(), &mut rng)).await;
+                load
+            }
+            Scenario::Failover => self.failovers(options, 1, time).await?,
+            Scenario::TwoFailovers => self.failovers(options, 2, time).await?,
+        };
+        load.stop().await
+    }
+
+    /// Cuts standbys off, and promotes them one after the other.
+    async fn failovers(
+        &mut self,
+        options: Options,
+        count: usize,
+        time: Duration,
+    ) -> Result<Load, Error> {
+        let mut standbys = Vec::new();
+        for n in 0..count {
+            let name = format!("standby{n}");
+            standbys.push(self.primary.standby(&name, Replication::Asynchronous).await);
+        }
+        let load = Load::start(options).await?;
+        let share = time / u32::try_from(count + 2).unwrap_or(u32::MAX);
+        tokio::time::sleep(share).await;
+        let from = load.now();
+        for standby in &standbys {
+            cut_off(standby).await;
+        }
+        for standby in standbys {
+            tokio::time::sleep(share).await;
+            self.primary.kill9().await;
+            standby.promote().await;
+            self.proxy.retarget(standby.address());
+            self.proxy.cut().await;
+            self.primary = standby;
+            for server in &mut self.servers {
+                server.kill9().await;
+                server.restart().await;
+            }
+            load.event(from, What::LeasesForgotten);
+        }
+        tokio::time::sleep(share).await;
+        Ok(load)
+    }
+}
+
+/// Locks the row of a random resource for a while, again and again.
+async fn lock_rows(url: &str, names: &[String], rng: &mut StdRng) {
+    let observer = Client::connect(url).await.expect("the database answers");
+    loop {
+        let name = &names[rng.random_range(0..names.len())];
+        let there = "SELECT FROM fencepost.locks WHERE resource = $1";
+        if observer
+            .query(there, &[name])
+            .await
+            .is_ok_and(|rows| rows.len() == 1)
+        {
+            let lock = RowLock::hold(url, name).await;
+            tokio::time::sleep(Duration::from_millis(rng.random_range(300..1500))).await;
+            lock.rollback().await;
+        }
+        tokio::time::sleep(Duration::from_millis(rng.random_range(20..200))).await;
+    }
+}
+
+async fn quick_to_recover() -> Postgres {
+    let builder = Postgres::builder().setting("checkpoint_timeout", "30s");
+    builder.start().await
+}
+
+/// What the primary writes from now on the standby never gets.
+async fn cut_off(standby: &Postgres) {
+    standby
+        .configure("primary_conninfo", "host=127.0.0.1 port=1")
+        .await;
+    let session = standby.admin().await;
+    eventually("the standby receives nothing any more", async || {
+        let receivers = "SELECT count(*) FROM pg_stat_wal_receiver";
+        (session.value::<i64>(receivers).await == 0).then_some(())
+    })
+    .await;
+}
