@@ -4,7 +4,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test test-postgres polyglot soak bench demo check fmt clean-tools \
+.PHONY: help setup run test test-postgres mutants polyglot soak bench demo check fmt clean-tools \
 	check-fmt check-shell check-proto check-deps check-clippy check-doc
 
 # The debug profile: its first build is far shorter than a release build, and a
@@ -48,6 +48,12 @@ test-postgres-%: $(TOOLS)/postgres-$$(POSTGRES_$$*)/.installed
 	@echo '=== PostgreSQL $(POSTGRES_$*), without: $(LEFT_OUT)'
 	FENCEPOST_TEST_POSTGRES=$(abspath $(TOOLS))/postgres-$(POSTGRES_$*)/postgres/bin \
 		RUST_TEST_THREADS=$${RUST_TEST_THREADS:-4} cargo test --test it -- $(LEFT_OUT:%=--skip %)
+
+# The seeds are 1, 2, …, the timing is the machine's.
+mutants: ## Break the server on purpose, one rule at a time, and see the model notice (ARGS=NAME)
+	@deploy/setup.sh test
+	cargo build -p fencepost-server -p fencepost-model
+	@exec $(BIN)/fencepost-model mutants $(ARGS)
 
 polyglot: ## Run one scenario in Rust, Python, Node, Go and Java
 	@deploy/setup.sh test

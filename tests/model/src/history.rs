@@ -1,6 +1,6 @@
 //! What is recorded: calls, faults, and the log of the register.
 
-use std::{fmt, io, time::Duration};
+use std::{fmt, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
@@ -367,55 +367,6 @@ impl History {
             .map(|op| op.answered)
             .min()
     }
-
-    /// Writes one JSON object a line.
-    ///
-    /// # Errors
-    ///
-    /// When there is no room.
-    pub fn save(&self, mut to: impl io::Write) -> io::Result<()> {
-        let run = Line::Run(self.limits.clone());
-        let ops = self.ops.iter().cloned().map(Line::Op);
-        let events = self.events.iter().cloned().map(Line::Event);
-        let register = self.register.iter().cloned().map(Line::Admitted);
-        for line in std::iter::once(run)
-            .chain(ops)
-            .chain(events)
-            .chain(register)
-        {
-            serde_json::to_writer(&mut to, &line)?;
-            writeln!(to)?;
-        }
-        to.flush()
-    }
-
-    /// Reads what [`History::save`] wrote.
-    ///
-    /// # Errors
-    ///
-    /// When it is something else.
-    pub fn load(from: impl io::BufRead) -> io::Result<Self> {
-        let mut history = Self::default();
-        for line in from.lines() {
-            match serde_json::from_str(&line?)? {
-                Line::Run(limits) => history.limits = limits,
-                Line::Op(op) => history.ops.push(op),
-                Line::Event(event) => history.events.push(event),
-                Line::Admitted(admitted) => history.register.push(admitted),
-            }
-        }
-        Ok(history)
-    }
-}
-
-/// A line of a saved history.
-#[derive(Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Line {
-    Run(Limits),
-    Op(Op),
-    Event(Event),
-    Admitted(Admitted),
 }
 
 /// Durations as whole microseconds.
@@ -430,5 +381,65 @@ mod micros {
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
         Ok(Duration::from_micros(u64::deserialize(from)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1000;
+
+    fn fault(from: u64, to: u64) -> Event {
+        Event {
+            from: Time(from * MS),
+            to: Time(to * MS),
+            what: What::Fault("f".to_owned()),
+        }
+    }
+
+    #[test]
+    fn a_call_without_an_answer_settles_after_the_faults() {
+        let settled = |events: &[Event]| {
+            let history = History {
+                events: events.to_vec(),
+                ..History::default()
+            };
+            history.settled(Time(1000 * MS)).0 / MS
+        };
+        assert_eq!(settled(&[]), 7000);
+        assert_eq!(settled(&[fault(0, 999), fault(7001, 8000)]), 7000);
+        assert_eq!(settled(&[fault(0, 3000)]), 9000);
+        // One runs into the next, in whatever order they were told.
+        assert_eq!(settled(&[fault(8000, 20_000), fault(500, 3000)]), 26_000);
+    }
+
+    #[test]
+    fn the_first_success_is_one_that_was_sent_after() {
+        let op = |sent, answered, outcome| Op {
+            id: 0,
+            client: 0,
+            via: Via::Stub(0),
+            resource: String::new(),
+            owner: String::new(),
+            call: Call::Release { token: 1 },
+            sent: Time(sent),
+            answered: Time(answered),
+            outcome,
+        };
+        let history = History {
+            ops: vec![
+                op(1, 6, Outcome::Done),
+                op(5, 7, Outcome::Unknown(String::new())),
+                op(6, 9, Outcome::Done),
+                op(7, 8, Outcome::Done),
+            ],
+            ..History::default()
+        };
+        assert_eq!(
+            history.first_success_after("Release", Time(5)),
+            Some(Time(8))
+        );
+        assert_eq!(history.first_success_after("Renew", Time(5)), None);
     }
 }

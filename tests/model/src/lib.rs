@@ -54,9 +54,10 @@ mod load;
 pub mod mutants;
 mod recorder;
 mod report;
+mod saved;
 pub mod world;
 
 pub use invariants::{Violation, check};
 pub use load::{Error, Load, Options};
 pub use recorder::Recorder;
-pub use report::{Contradiction, Summary, default_directory, verdict};
+pub use report::{Contradiction, Summary, default_directory, save, verdict};

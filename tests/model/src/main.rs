@@ -8,7 +8,10 @@ use std::{
 
 use clap::{Parser, Subcommand};
 use fencepost_model::{
-    Load, Options, Summary, check, default_directory, history::History, mutants::MUTANTS, verdict,
+    Load, Options, Summary, check, default_directory,
+    history::History,
+    mutants::{MUTANTS, Mutant},
+    save, verdict,
 };
 
 #[derive(Debug, Parser)]
@@ -74,6 +77,8 @@ enum Command {
     },
 }
 
+type Failure = Box<dyn Error + Send + Sync>;
+
 #[tokio::main]
 async fn main() -> ExitCode {
     match run(Args::parse().command).await {
@@ -85,7 +90,7 @@ async fn main() -> ExitCode {
     }
 }
 
-async fn run(command: Command) -> Result<ExitCode, Box<dyn Error + Send + Sync>> {
+async fn run(command: Command) -> Result<ExitCode, Failure> {
     match command {
         Command::Run {
             endpoint,
@@ -138,35 +143,42 @@ async fn run(command: Command) -> Result<ExitCode, Box<dyn Error + Send + Sync>>
 }
 
 /// Runs each until it is caught; what is sound must never be.
-async fn mutants(
-    only: Option<&str>,
-    seeds: u64,
-    time: Duration,
-) -> Result<ExitCode, Box<dyn Error + Send + Sync>> {
+async fn mutants(only: Option<&str>, seeds: u64, time: Duration) -> Result<ExitCode, Failure> {
     let mut code = ExitCode::SUCCESS;
-    let chosen = MUTANTS
-        .iter()
-        .filter(|mutant| only.is_none_or(|part| mutant.name.contains(part)));
-    for mutant in chosen {
-        let mut caught = Vec::new();
-        let mut seed = 0;
-        while caught.is_empty() && seed < seeds {
-            seed += 1;
-            caught = mutant.run(seed, time, &default_directory()).await?;
+    let chosen = |mutant: &&Mutant| only.is_none_or(|part| mutant.name.contains(part));
+    for mutant in MUTANTS.iter().filter(chosen) {
+        let mut caught = None;
+        for seed in 1..=seeds {
+            let history = mutant.run(seed, time).await?;
+            let directory = default_directory().join(mutant.name.replace(' ', "-"));
+            caught = verdict(&history, &directory).err();
+            if caught.is_some() {
+                break;
+            }
+            if !mutant.is_sound() {
+                save(&history, &directory)?;
+            }
         }
-        let good = caught.is_empty() == mutant.is_sound();
+        let good = caught.is_none() == mutant.is_sound();
         if !good {
             code = ExitCode::FAILURE;
         }
-        let verdict = match caught.as_slice() {
-            [] => "not caught".to_owned(),
-            caught => format!("caught by {} (seed {seed})", caught.join(", ")),
-        };
-        println!(
-            "{} {}: {verdict}",
-            if good { "ok  " } else { "FAIL" },
-            mutant.name
-        );
+        let word = if good { "ok  " } else { "FAIL" };
+        match caught {
+            None => println!("{word} {}: not caught", mutant.name),
+            Some(caught) if good => {
+                let by = caught.by_invariant();
+                let by = by.iter().map(|(name, count)| format!("{name} ({count})"));
+                let by: Vec<_> = by.collect();
+                println!(
+                    "{word} {}: caught by {}, seed {}",
+                    mutant.name,
+                    by.join(", "),
+                    caught.seed
+                );
+            }
+            Some(caught) => println!("{word} {}: {caught}", mutant.name),
+        }
     }
     Ok(code)
 }

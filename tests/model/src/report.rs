@@ -75,6 +75,18 @@ pub struct Contradiction {
     pub saved: io::Result<PathBuf>,
 }
 
+impl Contradiction {
+    /// How many violations there are of each invariant.
+    #[must_use]
+    pub fn by_invariant(&self) -> BTreeMap<&'static str, usize> {
+        let mut counts = BTreeMap::new();
+        for violation in &self.violations {
+            *counts.entry(violation.invariant).or_default() += 1;
+        }
+        counts
+    }
+}
+
 impl fmt::Display for Contradiction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
@@ -107,16 +119,24 @@ pub fn verdict(history: &History, directory: &Path) -> Result<Summary, Contradic
         return Ok(Summary::of(history));
     }
     let seed = history.limits.seed;
-    let saved = fs::create_dir_all(directory).and_then(|()| {
-        let path = directory.join(format!("{seed}.jsonl"));
-        history.save(BufWriter::new(File::create(&path)?))?;
-        Ok(path)
-    });
+    let saved = save(history, directory);
     Err(Contradiction {
         violations,
         seed,
         saved,
     })
+}
+
+/// Saves a history under its seed.
+///
+/// # Errors
+///
+/// When there is no room.
+pub fn save(history: &History, directory: &Path) -> io::Result<PathBuf> {
+    fs::create_dir_all(directory)?;
+    let path = directory.join(format!("{}.jsonl", history.limits.seed));
+    history.save(BufWriter::new(File::create(&path)?))?;
+    Ok(path)
 }
 
 /// `model` in the directory that this executable was built into.

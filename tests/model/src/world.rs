@@ -21,6 +21,8 @@ use crate::{
 pub enum Scenario {
     /// Nothing.
     Plain,
+    /// Owners often ask several times at once for what they have.
+    Crowds,
     /// Somebody else locks rows, beyond the end of their leases. That is no fault:
     /// every invariant holds, and at once.
     RowLocks,
@@ -76,7 +78,10 @@ impl World {
         options.register = Some(self.register.url());
         let mut rng = StdRng::seed_from_u64(options.seed);
         let load = match scenario {
-            Scenario::Plain => {
+            Scenario::Plain | Scenario::Crowds => {
+                if scenario == Scenario::Crowds {
+                    options.crowds = 30;
+                }
                 let load = Load::start(options).await?;
                 tokio::time::sleep(time).await;
                 load
@@ -114,13 +119,16 @@ impl World {
         }
         for standby in standbys {
             tokio::time::sleep(share).await;
+            // They remember the highest token that they saw, which would help.
+            for server in &self.servers {
+                server.kill9().await;
+            }
             self.primary.kill9().await;
             standby.promote().await;
             self.proxy.retarget(standby.address());
             self.proxy.cut().await;
             self.primary = standby;
             for server in &mut self.servers {
-                server.kill9().await;
                 server.restart().await;
             }
             load.event(from, What::LeasesForgotten);

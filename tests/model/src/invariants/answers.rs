@@ -2,11 +2,12 @@
 //! moment of the grant; a fresh one ends one TTL after that moment exactly; its end
 //! never moves to an earlier time; and no more is left than its TTL, or nothing.
 //!
-//! A failover may forget that an end was moved.
+//! A failover may forget that an end was moved. And no answer is `INTERNAL`: that is
+//! a bug, whatever is at fault.
 
 use super::Violation;
 use crate::{
-    history::{Call, Op, Shown, Time},
+    history::{Call, Op, Outcome, Shown, Time},
     leases::{Facts, Lease},
 };
 
@@ -17,7 +18,15 @@ pub fn check(facts: &Facts<'_>) -> Vec<Violation> {
         .resources
         .values()
         .flat_map(|resource| resource.leases.values());
-    leases.filter_map(|lease| check_one(facts, lease)).collect()
+    let bugs = facts.ops().filter_map(|(_, op)| is_bug(op).then_some(op));
+    leases
+        .filter_map(|lease| check_one(facts, lease))
+        .chain(bugs.map(|op| Violation::new("a bug", &[op])))
+        .collect()
+}
+
+fn is_bug(op: &Op) -> bool {
+    matches!(&op.outcome, Outcome::Unknown(why) if why.ends_with(" INTERNAL"))
 }
 
 fn check_one(facts: &Facts<'_>, lease: &Lease<'_>) -> Option<Violation> {
@@ -106,6 +115,13 @@ mod tests {
                 }),
             ],
         );
+    }
+
+    #[test]
+    fn a_bug_is_bad() {
+        let answer = |why: &str| op("", Get, 0..10, Outcome::Unknown(why.to_owned()));
+        good(super::check, [answer("Unavailable STORE_UNAVAILABLE")]);
+        bad(super::check, [answer("Internal INTERNAL")]);
     }
 
     #[test]

@@ -2,11 +2,11 @@
 //! commits, never fall. It loses no acknowledged write, holds none that was
 //! refused, and refuses only because of a newer token.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::Violation;
 use crate::{
-    history::{Admitted, Call, Op, Outcome},
+    history::{Admitted, Call, Op, Outcome, Time},
     leases::Facts,
 };
 
@@ -39,13 +39,14 @@ pub fn check(facts: &Facts<'_>) -> Vec<Violation> {
         }
     }
 
+    let shown = shown_first(writes());
     let logged: HashSet<u64> = history.register.iter().map(|line| line.op).collect();
     for op in writes() {
         let is_there = logged.contains(&op.id);
         let what = match &op.outcome {
             Outcome::Done if !is_there => "an acknowledged write is lost",
             Outcome::No(_) if is_there => "a refused write was done",
-            Outcome::No(reason) if reason == "FP409" && !newer_was_shown(history, op) => {
+            Outcome::No(reason) if reason == "FP409" && !newer_was_shown(&shown, op) => {
                 "refused, and nobody had shown a newer token"
             }
             _ => continue,
@@ -55,11 +56,25 @@ pub fn check(facts: &Facts<'_>) -> Vec<Violation> {
     violations
 }
 
-fn newer_was_shown(history: &crate::history::History, refused: &Op) -> bool {
-    history.ops.iter().any(|op| {
-        let newer = matches!(op.call, Call::Write { token } if Some(token) > refused.call.token());
-        newer && op.resource == refused.resource && op.sent <= refused.answered
-    })
+/// For each resource and token, when a write first showed it.
+type Shown<'a> = BTreeMap<(&'a str, i64), Time>;
+
+fn shown_first<'a>(writes: impl Iterator<Item = &'a Op>) -> Shown<'a> {
+    let mut shown = Shown::new();
+    for op in writes {
+        let first = shown.entry((&*op.resource, op.call.token().unwrap_or(0)));
+        let first = first.or_insert(op.sent);
+        *first = op.sent.min(*first);
+    }
+    shown
+}
+
+fn newer_was_shown(shown: &Shown<'_>, refused: &Op) -> bool {
+    let resource = &*refused.resource;
+    let newer = refused.call.token().unwrap_or(0) + 1;
+    shown
+        .range((resource, newer)..=(resource, i64::MAX))
+        .any(|(_, sent)| *sent <= refused.answered)
 }
 
 #[cfg(test)]

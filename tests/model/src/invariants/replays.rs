@@ -78,7 +78,7 @@ fn spent(facts: &Facts<'_>, resource: &Resource<'_>, lease: &Lease<'_>, op: &Op)
             && after
             && other.sent <= op.answered
     });
-    (renewed || lease.over.plus(facts.history.limits.slack) < op.sent)
+    (renewed || lease.over < op.sent)
         && remembered
         && !facts.history.forgotten(lease.told, op.answered)
 }

@@ -85,8 +85,9 @@ mod tests {
         good(
             super::check,
             [
-                op("a", acquire("1"), 0..10, lock(7)),
                 op("b", acquire("2"), 5..20, lock(5)),
+                op("b", release(5), 21..25, done()),
+                op("a", acquire("1"), 0..30, lock(7)),
             ],
         );
     }

@@ -31,12 +31,16 @@ pub struct Options {
     pub endpoints: Vec<String>,
     /// The database of the fenced register, as a URL; none: no writes.
     pub register: Option<String>,
-    /// How many clients; every third uses the client library.
+    /// How many clients: one looks, and of the others every third uses the client
+    /// library.
     pub clients: usize,
     /// How many resources they contend for.
     pub resources: usize,
     /// The TTLs, from and to.
     pub ttl: Range<Duration>,
+    /// In how many of a hundred steps a holder asks several times at once for what it
+    /// has.
+    pub crowds: u32,
     /// The longest pause between two steps of a client.
     pub pause: Duration,
     /// What the checker takes for granted.
@@ -54,6 +58,7 @@ impl Options {
             clients: 12,
             resources: 4,
             ttl: Duration::from_millis(500)..Duration::from_millis(2000),
+            crowds: 2,
             pause: Duration::from_millis(20),
             limits: Limits {
                 seed,
@@ -100,11 +105,16 @@ impl Load {
                 stop: stop.clone(),
                 names: names.clone(),
                 ttl: options.ttl.clone(),
+                crowds: options.crowds,
                 pause: options.pause,
                 writer: options.register.clone().map(register::Writer::new),
                 made: 0,
             };
-            if number % 3 == 2 {
+            if number == 0 {
+                // One does nothing but look.
+                let client = stub::Client::new(context, &options.endpoints)?;
+                clients.spawn(client.watch());
+            } else if number % 3 == 2 {
                 let client = library::Client::new(context, &options.endpoints)?;
                 clients.spawn(client.run());
             } else {
@@ -183,6 +193,7 @@ struct Context {
     stop: CancellationToken,
     names: Vec<String>,
     ttl: Range<Duration>,
+    crowds: u32,
     pause: Duration,
     writer: Option<register::Writer>,
     made: u32,

@@ -2,6 +2,7 @@
 
 use std::{collections::VecDeque, time::Duration};
 
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use rand::Rng as _;
 
 use super::{
@@ -12,6 +13,9 @@ use crate::history::{Outcome, Shown};
 
 /// So many leases that are over are remembered, to be tried again.
 const PAST: usize = 6;
+
+/// So many acquisitions of one owner go out together.
+const CROWD: usize = 4;
 
 #[derive(Debug)]
 pub(super) struct Client {
@@ -47,7 +51,21 @@ impl Client {
         }
     }
 
+    /// Looks at everything, again and again.
+    pub(super) async fn watch(mut self) {
+        while !self.context.stop.is_cancelled() {
+            let (n, resource) = (self.replica(), self.context.resource());
+            self.replicas[n].get(&resource, Cut::Not).await;
+            self.context.rest(self.context.pause).await;
+        }
+    }
+
     async fn step(&mut self) {
+        if let Some(held) = self.held.clone()
+            && self.context.chance(self.context.crowds)
+        {
+            return self.crowd(held).await;
+        }
         let what = self.context.rng.random_range(0..100);
         match self.held.clone() {
             None => match what {
@@ -65,8 +83,7 @@ impl Client {
                 }
                 20..40 => self.renew(&held).await,
                 40..70 => self.release(held).await,
-                70..73 => self.acquire_again(held).await,
-                73..75 => self.twins(held).await,
+                70..75 => self.acquire_again(held).await,
                 75..83 => self.keep_alive(held).await,
                 83..88 => self.get().await,
                 88..92 => self.late_call().await,
@@ -113,34 +130,30 @@ impl Client {
         self.take(Held { request_id, ..held }).await;
     }
 
-    /// The same owner asks twice at once, at two replicas: two acquisitions. The
-    /// larger token is the later one, which it holds.
-    async fn twins(&mut self, held: Held) {
+    /// The same owner asks several times at once, through all replicas: so many
+    /// acquisitions. The one with the largest token is the latest, which it holds.
+    async fn crowd(&mut self, held: Held) {
         self.let_go();
-        let n = self.replica();
-        let one = Held {
+        let wishes: [Held; CROWD] = std::array::from_fn(|_| Held {
             request_id: self.context.fresh(),
             ..held.clone()
-        };
-        let two = Held {
-            request_id: self.context.fresh(),
-            ..held
-        };
-        let (first, second) = tokio::join!(
-            self.replicas[n].acquire(&one, Cut::Not),
-            self.replicas[(n + 1) % self.replicas.len()].acquire(&two, Cut::Not),
-        );
-        let token = |outcome: &Outcome| match outcome {
-            Outcome::Lock(shown) => shown.token,
-            _ => 0,
-        };
-        let (first, second) = (token(&first), token(&second));
-        let (token, wish) = if first > second {
-            (first, one)
-        } else {
-            (second, two)
-        };
-        self.held = (token > 0).then_some(Held { token, ..wish });
+        });
+        let lines = self.replicas.iter().cycle();
+        let mut calls: FuturesUnordered<_> = lines
+            .zip(wishes)
+            .map(async |(line, wish)| (line.acquire(&wish, Cut::Not).await, wish))
+            .collect();
+        let mut latest: Option<Held> = None;
+        while let Some((outcome, wish)) = calls.next().await {
+            let Outcome::Lock(Shown { token, .. }) = outcome else {
+                continue;
+            };
+            if latest.as_ref().is_none_or(|latest| latest.token < token) {
+                latest = Some(Held { token, ..wish });
+            }
+        }
+        drop(calls);
+        self.held = latest;
     }
 
     /// Asks, and mostly asks another replica when the answer was lost.
