@@ -28,10 +28,14 @@
 //! [`Resource::could_hold`] counts it in. So it does every Acquire of the client
 //! library, which may have sent several requests.
 
+mod could;
+
 use std::{collections::BTreeMap, time::Duration};
 
 use crate::history::Time;
 use crate::history::{Call, Event, History, Op, Shown, Via, What};
+
+pub use could::Could;
 
 /// A history, sorted by resource and lease.
 #[derive(Debug)]
@@ -90,17 +94,6 @@ pub struct Lease<'a> {
 struct Hidden {
     asked: Time,
     over: Time,
-}
-
-/// Whether an owner could have a lease at some moment of a call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Could {
-    /// It could.
-    Hold,
-    /// It never asked for one before the call was answered.
-    NotYet,
-    /// All that it may have had were over by then.
-    NoMore(Time),
 }
 
 impl<'a> Facts<'a> {
@@ -239,24 +232,6 @@ impl<'a> Resource<'a> {
             .get(owner)
             .map(Vec::as_slice)
             .unwrap_or_default()
-    }
-
-    /// Whether an owner could have a lease, known or not, while the call was under way.
-    #[must_use]
-    pub fn could_hold(&self, owner: &str, op: &Op) -> Could {
-        let known = self.calls_of(owner).iter().filter_map(|op| op.granted());
-        let known = known.map(|shown| &self.leases[&shown.token]);
-        let known = known.map(|lease| (lease.asked, lease.over));
-        let hidden = self.hidden.get(owner).into_iter().flatten();
-        let hidden = hidden.map(|hidden| (hidden.asked, hidden.over));
-        let begun = known
-            .chain(hidden)
-            .filter(|(asked, _)| *asked <= op.answered);
-        match begun.map(|(_, over)| over).max() {
-            None => Could::NotYet,
-            Some(over) if over < op.sent => Could::NoMore(over),
-            Some(_) => Could::Hold,
-        }
     }
 }
 

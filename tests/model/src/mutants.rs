@@ -45,6 +45,11 @@ pub const MUTANTS: &[Mutant] = &[
         edits: &[],
     },
     Mutant {
+        name: "none, drops",
+        scenario: Scenario::Drops,
+        edits: &[],
+    },
+    Mutant {
         name: "none, rows locked",
         scenario: Scenario::RowLocks,
         edits: &[],
@@ -197,7 +202,7 @@ pub const MUTANTS: &[Mutant] = &[
         // Whoever else was handed the lease loses it. A locked row keeps the first try
         // under way until its retry is there.
         name: "give-back by token",
-        scenario: Scenario::RowLocks,
+        scenario: Scenario::Drops,
         edits: &[("give_back_v1", "AND held.claims = 1 AND", "AND")],
     },
 ];

@@ -1,7 +1,7 @@
 //! What a run of its own starts: databases, replicas behind a proxy to the one that
 //! serves, and what can be done to them.
 
-use std::time::Duration;
+use std::{ops::Range, time::Duration};
 
 use fencepost_support::{
     Postgres, Server, eventually,
@@ -23,6 +23,9 @@ pub enum Scenario {
     Plain,
     /// Owners often ask several times at once for what they have.
     Crowds,
+    /// Most Acquires are dropped under way and tried again elsewhere, while somebody
+    /// else locks rows for a moment.
+    Drops,
     /// Somebody else locks rows, beyond the end of their leases. That is no fault:
     /// every invariant holds, and at once.
     RowLocks,
@@ -76,7 +79,6 @@ impl World {
     ) -> Result<History, Error> {
         options.endpoints = self.servers.iter().map(Server::url).collect();
         options.register = Some(self.register.url());
-        let mut rng = StdRng::seed_from_u64(options.seed);
         let load = match scenario {
             Scenario::Plain | Scenario::Crowds => {
                 if scenario == Scenario::Crowds {
@@ -86,16 +88,32 @@ impl World {
                 tokio::time::sleep(time).await;
                 load
             }
-            Scenario::RowLocks => {
-                let load = Load::start(options).await?;
-                let url = self.primary.url();
-                let _ = tokio::time::timeout(time, lock_rows(&url, load.names(), &mut rng)).await;
-                load
+            Scenario::Drops => {
+                options.drops = 60;
+                options.resources = 8;
+                self.with_row_locks(options, 20..80, time).await?
             }
+            Scenario::RowLocks => self.with_row_locks(options, 300..1500, time).await?,
             Scenario::Failover => self.failovers(options, 1, time).await?,
             Scenario::TwoFailovers => self.failovers(options, 2, time).await?,
         };
         load.stop().await
+    }
+
+    /// Locks rows, one at a time, each for so many milliseconds.
+    async fn with_row_locks(
+        &self,
+        options: Options,
+        hold: Range<u64>,
+        time: Duration,
+    ) -> Result<Load, Error> {
+        let mut rng = StdRng::seed_from_u64(options.seed);
+        let load = Load::start(options).await?;
+        let url = self.primary.url();
+        let locking = lock_rows(&url, load.names(), hold, &mut rng);
+        // It has no end of its own.
+        let _ = tokio::time::timeout(time, locking).await;
+        Ok(load)
     }
 
     /// Cuts standbys off, and promotes them one after the other.
@@ -139,7 +157,7 @@ impl World {
 }
 
 /// Locks the row of a random resource for a while, again and again.
-async fn lock_rows(url: &str, names: &[String], rng: &mut StdRng) {
+async fn lock_rows(url: &str, names: &[String], hold: Range<u64>, rng: &mut StdRng) {
     let observer = Client::connect(url).await.expect("the database answers");
     loop {
         let name = &names[rng.random_range(0..names.len())];
@@ -150,10 +168,10 @@ async fn lock_rows(url: &str, names: &[String], rng: &mut StdRng) {
             .is_ok_and(|rows| rows.len() == 1)
         {
             let lock = RowLock::hold(url, name).await;
-            tokio::time::sleep(Duration::from_millis(rng.random_range(300..1500))).await;
+            tokio::time::sleep(Duration::from_millis(rng.random_range(hold.clone()))).await;
             lock.rollback().await;
         }
-        tokio::time::sleep(Duration::from_millis(rng.random_range(20..200))).await;
+        tokio::time::sleep(Duration::from_millis(rng.random_range(0..hold.start))).await;
     }
 }
 

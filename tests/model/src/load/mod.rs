@@ -38,6 +38,8 @@ pub struct Options {
     pub resources: usize,
     /// The TTLs, from and to.
     pub ttl: Range<Duration>,
+    /// How many of a hundred Acquires are given up under way.
+    pub drops: u32,
     /// In how many of a hundred steps a holder asks several times at once for what it
     /// has.
     pub crowds: u32,
@@ -58,6 +60,7 @@ impl Options {
             clients: 12,
             resources: 4,
             ttl: Duration::from_millis(500)..Duration::from_millis(2000),
+            drops: 14,
             crowds: 2,
             pause: Duration::from_millis(20),
             limits: Limits {
@@ -105,6 +108,7 @@ impl Load {
                 stop: stop.clone(),
                 names: names.clone(),
                 ttl: options.ttl.clone(),
+                drops: options.drops,
                 crowds: options.crowds,
                 pause: options.pause,
                 writer: options.register.clone().map(register::Writer::new),
@@ -193,6 +197,7 @@ struct Context {
     stop: CancellationToken,
     names: Vec<String>,
     ttl: Range<Duration>,
+    drops: u32,
     crowds: u32,
     pause: Duration,
     writer: Option<register::Writer>,

@@ -160,7 +160,7 @@ impl Client {
     async fn take(&mut self, wish: Held) {
         let mut n = self.replica();
         for _ in 0..4 {
-            let cut = self.cut(14);
+            let cut = self.cut(self.context.drops);
             match self.replicas[n].acquire(&wish, cut).await {
                 Outcome::Lock(Shown { token, .. }) => {
                     self.held = Some(Held { token, ..wish });
@@ -168,7 +168,9 @@ impl Client {
                 }
                 Outcome::Unknown(_) if self.context.chance(85) => {
                     n = (n + 1) % self.replicas.len();
-                    self.context.rest(Duration::from_millis(10)).await;
+                    if self.context.chance(50) {
+                        self.context.rest(Duration::from_millis(10)).await;
+                    }
                 }
                 Outcome::Unknown(_) => break,
                 _ => {
