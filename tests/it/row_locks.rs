@@ -16,12 +16,15 @@ use std::time::{Duration, Instant};
 
 use fencepost_support::{
     Server,
-    calls::{acquire, expect_retryable, get, granted, reason, release, renew},
+    calls::{
+        acquire, expect_retryable, get, grant_in, granted, reason, release, renew, request_with_id,
+        span,
+    },
     eventually,
     postgres::fresh_database,
     row_lock::RowLock,
 };
-use tonic::Code;
+use tonic::{Code, Response};
 
 use self::stage::Pair;
 
@@ -182,6 +185,31 @@ async fn a_release_waits_and_answers_what_is_true_then() {
             (long, FOR_SHARE, COMMIT, Call::Release, Truth::Released),
         ])
         .await;
+}
+
+/// A retry that waited for longer than what is then left: the lease lives, and its
+/// request is not spent.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_retry_that_waited_long_is_the_same_lease() {
+    let database = fresh_database().await;
+    let server = Server::start(&database.url()).await;
+    let mut client = server.client().await;
+    let ask = || request_with_id("retried", "holder", Duration::from_millis(2500), "one");
+    let first = grant_in(client.acquire(ask()).await.map(Response::into_inner));
+    let row = RowLock::hold(&database.url(), "retried").await;
+    let mut again = client.clone();
+    let retry = tokio::spawn(async move { again.acquire(ask()).await });
+    row.wait_for_waiters(1).await;
+    eventually("less is left than was waited for", async || {
+        let lock = get(&mut client, "retried").await.unwrap();
+        (span(lock.remaining) < Duration::from_millis(1000)).then_some(())
+    })
+    .await;
+    row.rollback().await;
+    let same = grant_in(retry.await.unwrap().map(Response::into_inner));
+    assert_eq!(same.fencing_token, first.fencing_token);
+    assert_eq!(same.expires_at, first.expires_at);
+    assert!(span(same.remaining) > Duration::ZERO);
 }
 
 #[tokio::test(flavor = "multi_thread")]

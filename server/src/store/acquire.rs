@@ -152,8 +152,8 @@ pub(super) enum Verdict {
     Leap(Need),
     /// The name was fought over for longer than the statement tries.
     Contended,
-    /// A grant that must not be used: it has no time left, or a token that is
-    /// not above all that went before. Its call may end while it waits to go on.
+    /// A grant that must not be used: it has no time left that is certain, or a token
+    /// that is not above all that went before. Its call may end while it waits to go on.
     Unusable(Unclaimed, Option<Need>),
 }
 
@@ -273,11 +273,8 @@ impl Inner {
             return Ok(Verdict::Unusable(unclaimed, Some(need)));
         }
         if lease.deadline.remaining().is_zero() {
-            return Ok(if is_new {
-                Verdict::Unusable(unclaimed, None)
-            } else {
-                Verdict::Spent
-            });
+            // Of a replay only the wait says so: the lease may live, and is looked at again.
+            return Ok(Verdict::Unusable(unclaimed, None));
         }
         self.saw(lease.token);
         Ok(Verdict::Acquired(Acquired::Granted(Grant {
