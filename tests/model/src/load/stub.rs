@@ -185,7 +185,12 @@ impl Client {
 
     /// A request that was answered long ago comes once more.
     async fn late_duplicate(&mut self) {
-        let Some(past) = self.any_past() else { return };
+        if let Some(past) = self.any_past() {
+            self.duplicate(past).await;
+        }
+    }
+
+    async fn duplicate(&mut self, past: Held) {
         let n = self.replica();
         if let Outcome::Lock(Shown { token, .. }) = self.replicas[n].acquire(&past, Cut::Not).await
         {
@@ -219,8 +224,9 @@ impl Client {
             }
         }
         self.lost(&held);
-        if self.context.chance(8) {
-            self.late_duplicate().await;
+        // At once, before another acquisition makes the database forget this one.
+        if self.context.chance(12) {
+            self.duplicate(held).await;
         }
     }
 
