@@ -1,30 +1,22 @@
 //! Clocks that are wrong: those of the servers never matter; that of the
 //! database is watched, and tokens rise whatever it does.
 
-use std::{
-    fs,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use fencepost_support::{
-    Postgres, Server, calls, eventually,
+    Postgres, Server, calls,
+    clock::{self, Clock},
+    eventually,
     postgres::{Stop, fresh_database},
     server::{Builder, Client},
-    system,
     wait::within,
 };
 use serde_json::Value;
 
 use crate::programs;
 
-/// The library that fakes a program's wall clock.
 fn faketime() -> String {
-    let architectures = fs::read_dir("/usr/lib").unwrap();
-    let library = architectures
-        .map(|entry| entry.unwrap().path().join("faketime/libfaketimeMT.so.1"))
-        .find(|library| library.exists());
-    let library = library.expect("faketime is installed");
-    library.to_str().unwrap().to_owned()
+    clock::library().expect("faketime is installed")
 }
 
 /// A server whose wall clock is off; its monotonic clocks are not.
@@ -189,34 +181,20 @@ async fn restarts_of_replicas_do_not_prolong_a_dead_lease() {
 /// A database whose wall clock can be stepped while it runs.
 struct Stepped {
     postgres: Postgres,
-    directory: system::PrivateDirectory,
+    clock: Clock,
 }
 
 impl Stepped {
     async fn start() -> Self {
-        let directory = system::private_directory();
-        let file = directory.join("offset");
-        fs::write(&file, "+0").unwrap();
-        system::give_away(&file);
-        let postgres = Postgres::builder()
-            .env("LD_PRELOAD", &faketime())
-            .env("FAKETIME_TIMESTAMP_FILE", file.to_str().unwrap())
-            .env("FAKETIME_NO_CACHE", "1")
-            .env("FAKETIME_DONT_FAKE_MONOTONIC", "1")
-            .start()
-            .await;
-        Self {
-            postgres,
-            directory,
+        let clock = Clock::right();
+        let mut builder = Postgres::builder();
+        for (name, value) in clock.environment() {
+            builder = builder.env(name, &value);
         }
-    }
-
-    fn set_clock(&self, offset: &str) {
-        // Written aside and renamed, so that nobody reads half of it.
-        let aside = self.directory.join("new");
-        fs::write(&aside, offset).unwrap();
-        system::give_away(&aside);
-        fs::rename(&aside, self.directory.join("offset")).unwrap();
+        Self {
+            postgres: builder.start().await,
+            clock,
+        }
     }
 }
 
@@ -251,7 +229,7 @@ async fn a_step_of_the_databases_clock_is_reported_and_tokens_rise() {
     };
     next(&mut client, "a").await;
 
-    database.set_clock("+3600");
+    database.clock.set("+3600");
     for server in [&server, &other] {
         let step = reported_step(server, 1).await;
         assert!((step - 3600.0).abs() < 5.0, "{step}");
@@ -267,7 +245,7 @@ async fn a_step_of_the_databases_clock_is_reported_and_tokens_rise() {
     let rest = next(&mut there, "a").await;
     assert!(rest > Duration::from_secs(55), "{rest:?}");
 
-    database.set_clock("+0");
+    database.clock.set("+0");
     for server in [&server, &other] {
         let step = reported_step(server, 2).await;
         assert!((step + 3600.0).abs() < 5.0, "{step}");
@@ -287,7 +265,7 @@ async fn a_step_of_the_databases_clock_is_reported_and_tokens_rise() {
     }
 
     // With a wrong clock at its start it leaps, and not to where that clock is.
-    database.set_clock("-3600");
+    database.clock.set("-3600");
     database.postgres.restart(Stop::Fast).await;
     server.wait_ready().await;
     eventually("the server serves again", async || {
@@ -347,7 +325,7 @@ async fn purge_rests_after_a_step_of_the_databases_clock() {
 
     // By the clock, it is idle for an hour; nobody has watched it for that long.
     release("second").await;
-    database.set_clock("+3600");
+    database.clock.set("+3600");
     reported_step(&server, 1).await;
     let stepped = Instant::now();
     within(RETENTION * 5, "purge is at work again", async || {

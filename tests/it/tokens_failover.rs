@@ -17,19 +17,6 @@ use crate::tokens::{
     LONG, Load, Record, assert_forgotten, expect_leaps, quick_to_recover, url_behind,
 };
 
-/// Cuts a standby off: what the primary writes from now on it never gets.
-async fn cut_off(standby: &Postgres) {
-    standby
-        .configure("primary_conninfo", "host=127.0.0.1 port=1")
-        .await;
-    let session = standby.admin().await;
-    eventually("the standby receives nothing any more", async || {
-        let receivers = "SELECT count(*) FROM pg_stat_wal_receiver";
-        (session.value::<i64>(receivers).await == 0).then_some(())
-    })
-    .await;
-}
-
 /// Leases of an old primary, some of which the standby never hears of.
 struct Leases {
     /// Known to the standby, and held.
@@ -50,7 +37,7 @@ impl Leases {
         let kept = record.granted(client, "kept", "keeper", LONG).await;
         record.burst(client, "again", 3).await;
         primary.wait_replayed(standby).await;
-        cut_off(standby).await;
+        standby.cut_off().await;
         let mut lost = record.burst(client, "hot", 80).await;
         let again = record.granted(client, "again", "loser", LONG).await;
         let new = record.granted(client, "new", "loser", LONG).await;
@@ -197,10 +184,10 @@ async fn tokens_hold_when_two_standbys_are_promoted_one_after_the_other() {
     record.burst(&mut client, "hot", 5).await;
     primary.wait_replayed(&first).await;
     primary.wait_replayed(&second).await;
-    cut_off(&second).await;
+    second.cut_off().await;
     let lost_to_second = record.burst(&mut client, "hot", 60).await;
     primary.wait_replayed(&first).await;
-    cut_off(&first).await;
+    first.cut_off().await;
     let lost_to_first = record.burst(&mut client, "hot", 60).await;
 
     primary.kill9().await;
@@ -239,8 +226,8 @@ async fn tokens_hold_when_a_fresh_server_meets_the_second_promoted_standby() {
     record.burst(&mut server.client().await, "hot", 2).await;
     primary.wait_replayed(&first).await;
     primary.wait_replayed(&second).await;
-    cut_off(&first).await;
-    cut_off(&second).await;
+    first.cut_off().await;
+    second.cut_off().await;
     record.burst(&mut server.client().await, "hot", 40).await;
     primary.kill9().await;
     for standby in [&mut first, &mut second] {

@@ -4,7 +4,7 @@
 use std::{ops::Range, time::Duration};
 
 use fencepost_support::{
-    Postgres, Server, eventually,
+    Postgres, Server,
     postgres::{Client, Replication},
     proxy::Proxy,
     row_lock::RowLock,
@@ -133,7 +133,7 @@ impl World {
         tokio::time::sleep(share).await;
         let from = load.now();
         for standby in &standbys {
-            cut_off(standby).await;
+            standby.cut_off().await;
         }
         for standby in standbys {
             tokio::time::sleep(share).await;
@@ -178,17 +178,4 @@ async fn lock_rows(url: &str, names: &[String], hold: Range<u64>, rng: &mut StdR
 async fn quick_to_recover() -> Postgres {
     let builder = Postgres::builder().setting("checkpoint_timeout", "30s");
     builder.start().await
-}
-
-/// What the primary writes from now on the standby never gets.
-async fn cut_off(standby: &Postgres) {
-    standby
-        .configure("primary_conninfo", "host=127.0.0.1 port=1")
-        .await;
-    let session = standby.admin().await;
-    eventually("the standby receives nothing any more", async || {
-        let receivers = "SELECT count(*) FROM pg_stat_wal_receiver";
-        (session.value::<i64>(receivers).await == 0).then_some(())
-    })
-    .await;
 }

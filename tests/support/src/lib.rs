@@ -9,6 +9,7 @@
 //! needs; they return an error only where the failure is what a test is about.
 
 pub mod calls;
+pub mod clock;
 pub mod fence;
 pub mod frames;
 pub mod haproxy;

@@ -78,6 +78,18 @@ impl Postgres {
         system::give_away(&self.data().join("standby.signal"));
     }
 
+    /// Cuts a standby off: what the primary writes from now on it never gets.
+    pub async fn cut_off(&self) {
+        self.configure("primary_conninfo", "host=127.0.0.1 port=1")
+            .await;
+        let admin = self.admin().await;
+        eventually("the standby receives nothing any more", async || {
+            let receivers = "SELECT count(*) FROM pg_stat_wal_receiver";
+            (admin.value::<i64>(receivers).await == 0).then_some(())
+        })
+        .await;
+    }
+
     /// Makes a standby a primary, and waits until it takes writes.
     pub async fn promote(&self) {
         let admin = self.admin().await;
