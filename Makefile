@@ -4,7 +4,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test test-postgres mutants polyglot soak bench demo check fmt clean-tools \
+.PHONY: help setup run test test-postgres mutants polyglot soak chaos bench demo check fmt clean-tools \
 	check-fmt check-shell check-proto check-deps check-clippy check-doc
 
 # The debug profile: its first build is far shorter than a release build, and a
@@ -63,6 +63,11 @@ soak: ## Run the tests that take ten minutes and more
 	@deploy/setup.sh test
 	cargo build --workspace --bins
 	cargo test --workspace -- --ignored --nocapture
+
+chaos: ## Break replicas and Postgres under a checked load (ARGS='--seed N --minutes M --only kind,...')
+	@deploy/setup.sh test
+	cargo build -p fencepost-server -p fencepost-model -p fencepost-chaos
+	@exec $(BIN)/fencepost-chaos $(ARGS)
 
 # Never from a debug build. Both in one go, so that what they share is built once.
 bench: ## Measure Fencepost and its peers on this machine (ARGS='--quick')

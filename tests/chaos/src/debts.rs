@@ -1,0 +1,111 @@
+//! Names that somebody took, or may have taken, and left: each is free again one TTL
+//! later.
+
+use std::{
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use fencepost_support::calls;
+use futures_util::future::join_all;
+use tokio::time::timeout;
+
+use crate::{
+    faults::FARTHEST_STEP,
+    recovery::connect,
+    world::{Setup, World},
+};
+
+const TTL: Duration = Duration::from_millis(1500);
+
+/// How long a call may take effect after the end of a fault: `--request-timeout` and
+/// a little.
+const SETTLE: Duration = Duration::from_secs(6);
+
+/// For a busy machine.
+const SLACK: Duration = Duration::from_secs(1);
+
+/// Names that wait to be free.
+#[derive(Debug, Default)]
+pub(crate) struct Debts {
+    /// Granted before the fault, and when its time was over.
+    told: Vec<(String, Instant)>,
+    /// Nobody knows.
+    lost: Mutex<Vec<String>>,
+}
+
+impl Debts {
+    /// A lease from each replica, whose holder is never heard of again.
+    pub(crate) async fn take(world: &World, round: &str) -> Self {
+        let taken = (0..world.replicas.len()).map(|n| async move {
+            let name = format!("gone-{round}-{n}");
+            let mut client = connect(world, n);
+            let answer = calls::acquire(&mut client, &name, "gone", TTL).await;
+            answer.ok()?.acquired.then(|| (name, Instant::now() + TTL))
+        });
+        Self {
+            told: join_all(taken).await.into_iter().flatten().collect(),
+            lost: Mutex::default(),
+        }
+    }
+
+    /// Asks each replica for names of its own until it is dropped, and remembers those
+    /// for which no answer came.
+    pub(crate) async fn lose(&self, world: &World, round: &str) {
+        let asking = (0..world.replicas.len()).map(|n| async move {
+            for turn in 0.. {
+                let mut client = connect(world, n);
+                let name = format!("lost-{round}-{n}-{turn}");
+                // Whatever comes of it: also when the whole is dropped meanwhile.
+                self.lost().push(name.clone());
+                let asked = calls::acquire(&mut client, &name, "lost", TTL);
+                match timeout(Duration::from_millis(200), asked).await {
+                    // It is a grant like another; those of before are enough.
+                    Ok(Ok(_)) => self.lost().retain(|lost| *lost != name),
+                    Ok(Err(_)) | Err(_) => {}
+                }
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        });
+        join_all(asking).await;
+    }
+
+    /// Takes each name; says which could not be taken in time. `ended` is the end of
+    /// the fault.
+    pub(crate) async fn settle(self, world: &World, ended: Instant) -> Vec<String> {
+        let clock = match world.setup {
+            Setup::Clocks => FARTHEST_STEP,
+            _ => Duration::ZERO,
+        };
+        let lost = self
+            .lost
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner);
+        let lost = lost.into_iter().map(|name| (name, ended + SETTLE + TTL));
+        let due = self.told.into_iter().chain(lost).collect::<Vec<_>>();
+        let now = Instant::now();
+        let taken = due
+            .into_iter()
+            .enumerate()
+            .map(|(n, (name, due))| async move {
+                let due = due.max(now) + clock + SLACK;
+                let mut client = connect(world, n % world.replicas.len());
+                loop {
+                    let asked = Instant::now();
+                    let answer = calls::acquire(&mut client, &name, "next", TTL).await;
+                    if matches!(&answer, Ok(answer) if answer.acquired) {
+                        return None;
+                    }
+                    if asked > due {
+                        return Some(format!("{name} is not free: {answer:?}"));
+                    }
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            });
+        join_all(taken).await.into_iter().flatten().collect()
+    }
+
+    fn lost(&self) -> std::sync::MutexGuard<'_, Vec<String>> {
+        self.lost.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

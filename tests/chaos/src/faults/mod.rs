@@ -1,0 +1,165 @@
+//! The faults. Each is a function that breaks something, keeps it so for the time
+//! that its stage says, mends it, and returns when it is mended.
+//!
+//! What is mended is what an operator would mend: a database that ended is started
+//! again, a link works again. Nobody touches a replica, save the one whose end was
+//! the fault itself.
+
+mod clocks;
+mod database;
+mod failover;
+mod network;
+mod pooler;
+mod replicas;
+mod sessions;
+
+pub(crate) use clocks::FARTHEST as FARTHEST_STEP;
+
+use std::{pin::Pin, time::Duration};
+
+use fencepost_model::Recorder;
+use rand::{Rng as _, rngs::StdRng};
+
+use crate::world::{Replica, Setup, World};
+use network::Leg::{Back, Front};
+
+/// Where a fault happens, and for how long.
+pub(crate) struct Stage<'a> {
+    pub(crate) world: &'a World,
+    pub(crate) recorder: Recorder,
+    pub(crate) rng: StdRng,
+    pub(crate) time: Duration,
+}
+
+type Running<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
+
+/// What is broken. Of two faults at a time, each breaks something else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    Replica,
+    Front,
+    Back,
+    Database,
+    Session,
+    Pooler,
+    Clock,
+    /// The whole database: nothing else is broken at the same time.
+    All,
+}
+
+/// A kind of fault.
+pub(crate) struct Kind {
+    pub(crate) name: &'static str,
+    pub(crate) part: Part,
+    /// Where it can be had; everywhere when empty.
+    pub(crate) only: &'static [Setup],
+    pub(crate) run: for<'a> fn(Stage<'a>) -> Running<'a>,
+}
+
+macro_rules! kinds {
+    ($($name:literal: $part:ident, [$($setup:ident),*], $run:expr;)*) => {
+        /// All of them.
+        pub(crate) const KINDS: &[Kind] = &[$(Kind {
+            name: $name,
+            part: Part::$part,
+            only: &[$(Setup::$setup),*],
+            run: |stage| Box::pin($run(stage)),
+        }),*];
+    };
+}
+
+kinds! {
+    "replica-kill": Replica, [], replicas::kill;
+    "replica-freeze": Replica, [], replicas::freeze;
+    "replica-restart": Replica, [], replicas::restart;
+    "replicas-kill": Replica, [], replicas::kill_all;
+    "migrate": Replica, [], replicas::migrate;
+    "client-delay": Front, [], |stage| network::delay(stage, Front);
+    "client-cut": Front, [], |stage| network::cut(stage, Front);
+    "client-refuse": Front, [], |stage| network::refuse(stage, Front);
+    "client-requests-lost": Front, [], |stage| network::requests_lost(stage, Front);
+    "client-answers-lost": Front, [], |stage| network::answers_lost(stage, Front);
+    "client-answers-torn": Front, [], |stage| network::answers_torn(stage, Front);
+    "client-stall": Front, [], |stage| network::stall(stage, Front);
+    "client-drip": Front, [], |stage| network::drip(stage, Front);
+    "database-delay": Back, [], |stage| network::delay(stage, Back);
+    "database-cut": Back, [], |stage| network::cut(stage, Back);
+    "database-refuse": Back, [], |stage| network::refuse(stage, Back);
+    "database-requests-lost": Back, [], |stage| network::requests_lost(stage, Back);
+    "database-answers-lost": Back, [], |stage| network::answers_lost(stage, Back);
+    "database-answers-torn": Back, [], |stage| network::answers_torn(stage, Back);
+    "database-stall": Back, [], |stage| network::stall(stage, Back);
+    "database-drip": Back, [], |stage| network::drip(stage, Back);
+    "postgres-immediate": Database, [], database::immediate;
+    "postgres-kill": Database, [], database::kill;
+    "postgres-freeze": Database, [], database::freeze;
+    "postgres-restart": Database, [], database::restart;
+    "disk-full": Database, [Plain], database::disk_full;
+    "disk-full-log": Database, [Plain], database::disk_full_log;
+    "rows-locked": Session, [], sessions::rows_locked;
+    "terminate-storm": Session, [], sessions::terminate_storm;
+    "deadlock-storm": Session, [], sessions::deadlock_storm;
+    "serializable": Session, [], sessions::serializable;
+    "read-only": Session, [], sessions::read_only;
+    "pooler-restart": Pooler, [Pooler], pooler::restart;
+    "pooler-reconnect": Pooler, [Pooler], pooler::reconnect;
+    "promotion": All, [Asynchronous], failover::promotion;
+    "promotion-twice": All, [Asynchronous], failover::promotion_twice;
+    "standby-stalled": Database, [Synchronous], failover::standby_stalled;
+    "standby-lost": Database, [Synchronous], failover::standby_lost;
+    "promotion-synchronous": All, [Synchronous], failover::promotion_synchronous;
+    "database-clock": Clock, [Clocks], clocks::database;
+    "server-clock": Clock, [Clocks], clocks::servers;
+}
+
+/// The names of all kinds of faults.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    KINDS.iter().map(|kind| kind.name)
+}
+
+impl Kind {
+    /// Whether it can be had in this setup.
+    pub(crate) fn fits(&self, setup: Setup) -> bool {
+        self.only.is_empty() || self.only.contains(&setup)
+    }
+
+    /// Whether both can go on at one time.
+    pub(crate) fn goes_with(&self, other: &Self) -> bool {
+        self.part != other.part && self.part != Part::All && other.part != Part::All
+    }
+}
+
+impl<'a> Stage<'a> {
+    /// As long as the fault goes on.
+    async fn hold(&self) {
+        tokio::time::sleep(self.time).await;
+    }
+
+    /// Does something again and again as long as the fault goes on, with a random
+    /// pause of some milliseconds after each time.
+    async fn repeat(&mut self, pause: std::ops::Range<u64>, mut work: impl AsyncFnMut()) {
+        let end = tokio::time::Instant::now() + self.time;
+        loop {
+            work().await;
+            let pause = Duration::from_millis(self.rng.random_range(pause.clone()));
+            tokio::time::sleep_until(end.min(tokio::time::Instant::now() + pause)).await;
+            if tokio::time::Instant::now() >= end {
+                return;
+            }
+        }
+    }
+
+    fn replica(&mut self) -> &'a Replica {
+        &self.world.replicas[self.rng.random_range(0..self.world.replicas.len())]
+    }
+
+    /// One replica, or all of them.
+    fn replicas(&mut self) -> &'a [Replica] {
+        let all = &self.world.replicas;
+        if self.rng.random() {
+            return all;
+        }
+        let n = self.rng.random_range(0..all.len());
+        &all[n..=n]
+    }
+}

@@ -1,0 +1,30 @@
+//! A short run with a few kinds of faults.
+
+use std::time::Duration;
+
+use fencepost_chaos::{Options, run};
+use fencepost_model::default_directory;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_few_faults_contradict_nothing() {
+    let kinds = [
+        "replica-kill",
+        "client-answers-lost",
+        "database-cut",
+        "postgres-immediate",
+        "terminate-storm",
+    ];
+    let report = run(&Options {
+        seed: 40,
+        time: Duration::ZERO,
+        only: kinds.map(str::to_owned).into(),
+        rounds: kinds.len(),
+        directory: default_directory(),
+    })
+    .await;
+    assert_eq!(report.violations(), 0, "{report}");
+    for kind in kinds {
+        assert!(report.count(kind) > 0, "no {kind}\n{report}");
+    }
+    assert!(report.operations() > 1000, "{report}");
+}
