@@ -2,7 +2,8 @@
 //! moment of the grant; a fresh one ends one TTL after that moment exactly; its end
 //! never moves to an earlier time; and no more is left than its TTL, or nothing.
 //!
-//! A failover may forget that an end was moved. And no answer is `INTERNAL`: that is
+//! A failover may forget that an end was moved, and a database's clock that is set
+//! back leaves more by so much. And no answer is `INTERNAL`: that is
 //! a bug, whatever is at fault.
 
 use super::Violation;
@@ -52,10 +53,11 @@ fn check_one(facts: &Facts<'_>, lease: &Lease<'_>) -> Option<Violation> {
         if op.granted().is_some() && shown.expires_at - shown.acquired_at != ttl {
             return wrong("its end is not one TTL after the grant", op);
         }
+        let longest = shown.ttl + facts.history.set_back_by(op.answered);
         // A word of a stream counts from its opening.
         let longest = match op.call {
-            Call::KeepAlive { .. } => shown.ttl + op.answered.since(op.sent),
-            _ => shown.ttl,
+            Call::KeepAlive { .. } => longest + op.answered.since(op.sent),
+            _ => longest,
         };
         if (shown.remaining.is_zero() && op.granted().is_some()) || shown.remaining > longest {
             return wrong("more or less is left than can be", op);
@@ -115,6 +117,16 @@ mod tests {
                 }),
             ],
         );
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_leaves_more() {
+        let more = with(op("", Get, 40..50, shown("a", 5)), |shown| {
+            shown.remaining += Duration::from_millis(300);
+        });
+        let back = |at| [stepped(at..at, -300)];
+        good_with(super::check, back(20), [granted(), more.clone()]);
+        bad_with(super::check, back(60), [granted(), more]);
     }
 
     #[test]
