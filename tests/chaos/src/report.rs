@@ -38,7 +38,6 @@ impl Report {
             "an older version of the server beside this one: there is none yet; \
              migrate runs this version's migrations under load"
                 .to_owned(),
-            "steps of a client's wall clock: the clients are in this process".to_owned(),
         ];
         if clock::library().is_none() {
             not_measured.push("clock steps: faketime is not installed".to_owned());

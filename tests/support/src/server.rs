@@ -334,16 +334,21 @@ pub async fn channel_at(address: SocketAddr) -> Channel {
         .unwrap_or_else(|error| panic!("no connection to {address}: {error:?}"))
 }
 
-/// The server's binary: in the directory of this executable, or in the one
-/// above for a test's, which lies in `deps`.
+/// The server's binary.
 pub fn binary() -> PathBuf {
+    program("fencepostd")
+}
+
+/// A binary of this workspace: in the directory of this executable, or in the one
+/// above for a test's, which lies in `deps`.
+pub fn program(name: &str) -> PathBuf {
     let this = env::current_exe().expect("this process has an executable");
     let directory = this.parent().expect("an executable is in a directory");
     let profile = match directory.parent() {
         Some(profile) if directory.ends_with("deps") => profile,
         _ => directory,
     };
-    let binary = profile.join("fencepostd");
+    let binary = profile.join(name);
     assert!(
         binary.exists(),
         "{} is missing: run `make test`, which builds the binaries first",

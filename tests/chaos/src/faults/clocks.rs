@@ -1,10 +1,11 @@
 //! Wall clocks that step, and step back.
 
-use std::time::Duration;
+use std::{process::Stdio, time::Duration};
 
 use fencepost_model::{Recorder, history::What};
-use fencepost_support::clock::Clock;
+use fencepost_support::{clock::Clock, server};
 use rand::Rng as _;
+use tokio::process::Command;
 
 use super::Stage;
 
@@ -32,6 +33,34 @@ pub(super) async fn servers(mut stage: Stage<'_>) {
     for clock in replicas.iter().filter_map(|replica| replica.clock.as_ref()) {
         clock.set(&offset(0));
     }
+}
+
+/// That of clients: a process with a load of its own, whose history it checks itself.
+pub(super) async fn clients(mut stage: Stage<'_>) {
+    let Some(clock) = Clock::try_right() else {
+        return;
+    };
+    let mut command = Command::new(server::program("fencepost-model"));
+    command
+        .arg("run")
+        .args(["--seed", &stage.rng.random::<u32>().to_string()])
+        .args(["--endpoint", &stage.world.endpoints().join(",")])
+        .args(["--register", &stage.world.register()])
+        .args(["--seconds", &stage.time.as_secs().to_string()])
+        .envs(clock.environment())
+        .stderr(Stdio::null())
+        .kill_on_drop(true);
+    let mut steps = stage.rng.clone();
+    let stepping = stage.repeat(50..500, async || {
+        clock.set(&offset(steps.random_range(-300_000..300_000)));
+    });
+    let (found, ()) = tokio::join!(command.output(), stepping);
+    let found = found.expect("the program runs");
+    assert!(
+        found.status.success(),
+        "clients whose clock steps: {}",
+        String::from_utf8_lossy(&found.stdout)
+    );
 }
 
 /// Milliseconds.

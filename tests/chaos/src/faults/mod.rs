@@ -110,6 +110,7 @@ kinds! {
     "promotion-synchronous": All, [Synchronous], failover::promotion_synchronous;
     "database-clock": Clock, [Clocks], clocks::database;
     "server-clock": Clock, [Clocks], clocks::servers;
+    "client-clock": All, [Clocks], clocks::clients;
 }
 
 /// The names of all kinds of faults.
