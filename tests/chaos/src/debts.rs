@@ -59,10 +59,10 @@ impl Debts {
                 // Whatever comes of it: also when the whole is dropped meanwhile.
                 self.lost().push(name.clone());
                 let asked = calls::acquire(&mut client, &name, "lost", TTL);
-                match timeout(Duration::from_millis(200), asked).await {
+                let answer = timeout(Duration::from_millis(200), asked).await;
+                if matches!(answer, Ok(Ok(_))) {
                     // It is a grant like another; those of before are enough.
-                    Ok(Ok(_)) => self.lost().retain(|lost| *lost != name),
-                    Ok(Err(_)) | Err(_) => {}
+                    self.lost().retain(|lost| *lost != name);
                 }
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
