@@ -26,7 +26,9 @@
 //!
 //! An Acquire without an answer may have left a lease that nobody was told of:
 //! [`Resource::could_hold`] counts it in. So it does every Acquire of the client
-//! library, which may have sent several requests.
+//! library, which may have sent several requests, and every one that took longer
+//! than its TTL: the server gives back a grant that is over when it learns of it, and
+//! asks anew.
 
 mod could;
 
@@ -135,8 +137,8 @@ impl<'a> Resource<'a> {
                     .or_insert_with(|| Lease::new(shown));
                 lease.answers.push(op);
             }
-            if let (Call::Acquire { ttl, .. }, true) =
-                (&op.call, op.is_unknown() || op.via == Via::Library)
+            if let Call::Acquire { ttl, .. } = &op.call
+                && (op.is_unknown() || op.via == Via::Library || op.answered.since(op.sent) >= *ttl)
             {
                 let over = history.settled(op.answered).plus(*ttl);
                 let over = set_back(history, over);

@@ -1,6 +1,7 @@
 //! All answers that show a lease tell of the same one: the same owner and the same
 //! moment of the grant; a fresh one ends one TTL after that moment exactly; its end
-//! never moves to an earlier time; and no more is left than its TTL, or nothing.
+//! never moves to an earlier time; and no more is left than its TTL, or nothing. (Of
+//! a grant that took longer than its TTL the client library says that nothing is.)
 //!
 //! A failover may forget that an end was moved, and a database's clock that is set
 //! back leaves more by so much. And no answer is `INTERNAL`: that is
@@ -8,7 +9,7 @@
 
 use super::Violation;
 use crate::{
-    history::{Call, Op, Outcome, Shown, Time},
+    history::{Call, Op, Outcome, Shown, Time, Via},
     leases::{Facts, Lease},
 };
 
@@ -59,7 +60,9 @@ fn check_one(facts: &Facts<'_>, lease: &Lease<'_>) -> Option<Violation> {
             Call::KeepAlive { .. } => longest + op.answered.since(op.sent),
             _ => longest,
         };
-        if (shown.remaining.is_zero() && op.granted().is_some()) || shown.remaining > longest {
+        let late = op.via == Via::Library && op.answered.since(op.sent) >= shown.ttl;
+        let nothing = shown.remaining.is_zero() && op.granted().is_some() && !late;
+        if nothing || shown.remaining > longest {
             return wrong("more or less is left than can be", op);
         }
     }
@@ -89,7 +92,7 @@ mod tests {
     use std::time::Duration;
 
     use super::super::hand::*;
-    use crate::history::{Call::Get, Op, Outcome, Shown};
+    use crate::history::{Call::Get, Op, Outcome, Shown, Via};
 
     fn granted() -> Op {
         op("a", acquire("1"), 0..10, lock(5))
@@ -117,6 +120,20 @@ mod tests {
                 }),
             ],
         );
+    }
+
+    #[test]
+    fn a_library_that_took_too_long_says_so() {
+        let late = |until| {
+            let late = op("a", acquire("1"), 0..until, lock(5));
+            let late = with(late, |shown| shown.remaining = Duration::ZERO);
+            Op {
+                via: Via::Library,
+                ..late
+            }
+        };
+        good(super::check, [late(1000)]);
+        bad(super::check, [late(999)]);
     }
 
     #[test]

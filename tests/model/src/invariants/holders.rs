@@ -32,6 +32,15 @@ mod tests {
     use super::super::hand::*;
 
     #[test]
+    fn a_refused_acquire_may_have_held_it_when_it_took_longer_than_its_ttl() {
+        let slow = |until| op("a", acquire("1"), 0..until, held("c"));
+        let asked = op("c", acquire("3"), 0..5, lock(5));
+        let refused = op("b", acquire("2"), 500..510, held("a"));
+        good(super::check, [asked.clone(), slow(1000), refused.clone()]);
+        bad(super::check, [asked, slow(999), refused]);
+    }
+
+    #[test]
     fn a_holder_that_was_or_may_have_been_granted_it_is_good() {
         good(
             super::check,
