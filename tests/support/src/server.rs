@@ -211,10 +211,25 @@ impl Server {
     /// Ends it with `SIGTERM` if it still runs, and starts it again with the
     /// same flags on the same address.
     pub async fn restart(&mut self) {
+        if let Err(NoStart { status, lines }) = self.try_restart().await {
+            panic!(
+                "the server did not start again: {status}\n{}",
+                lines.join("\n")
+            );
+        }
+    }
+
+    /// The same.
+    ///
+    /// # Errors
+    ///
+    /// When it ends again instead: its database may be away.
+    pub async fn try_restart(&mut self) -> Result<(), NoStart> {
         self.sigterm();
         self.process.wait_exit().await;
         let again = self.builder.clone().listen(self.grpc);
-        *self = again.start().await;
+        *self = again.try_start().await?;
+        Ok(())
     }
 
     /// Where it listens for gRPC.

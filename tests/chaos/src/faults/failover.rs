@@ -4,6 +4,8 @@
 use fencepost_model::history::What;
 use fencepost_support::{Postgres, postgres::Replication};
 
+use rand::Rng as _;
+
 use super::Stage;
 use crate::world::STANDBY;
 
@@ -60,16 +62,22 @@ pub(super) async fn standby_lost(stage: Stage<'_>) {
     standby.start_again().await;
 }
 
-/// To the standby that every commit has waited for: nothing is forgotten. The new
-/// primary gets a standby of its own.
-pub(super) async fn promotion_synchronous(stage: Stage<'_>) {
+/// To the standby that every commit has waited for: nothing is forgotten, also when
+/// it was stalled before. The new primary gets a standby of its own.
+pub(super) async fn promotion_synchronous(mut stage: Stage<'_>) {
     let Some(standby) = &stage.world.standby else {
         return;
     };
     let mut primary = stage.world.primary().await;
     let mut standby = standby.lock().await;
-    primary.kill9().await;
-    stage.hold().await;
+    if stage.rng.random() {
+        standby.freeze();
+        stage.hold().await;
+        primary.kill9().await;
+        standby.thaw();
+    } else {
+        primary.kill9().await;
+    }
     standby.promote().await;
     // Nobody reaches it before it has a standby of its own.
     let next = standby.standby(STANDBY, Replication::Synchronous).await;

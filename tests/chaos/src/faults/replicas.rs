@@ -2,7 +2,7 @@
 
 use std::{process::Stdio, time::Duration};
 
-use fencepost_support::{Server, server};
+use fencepost_support::{Server, eventually, server};
 
 use super::Stage;
 
@@ -11,7 +11,7 @@ pub(super) async fn kill(mut stage: Stage<'_>) {
     let mut server = stage.replica().server.lock().await;
     server.kill9().await;
     stage.hold().await;
-    server.restart().await;
+    start(&mut server).await;
 }
 
 /// All are.
@@ -24,7 +24,7 @@ pub(super) async fn kill_all(stage: Stage<'_>) {
     }
     stage.hold().await;
     for server in &mut servers {
-        server.restart().await;
+        start(server).await;
     }
 }
 
@@ -42,7 +42,7 @@ pub(super) async fn restart(mut stage: Stage<'_>) {
     stage
         .repeat(100..500, async || {
             let Some(replica) = turns.next() else { return };
-            replica.server.lock().await.restart().await;
+            start(&mut *replica.server.lock().await).await;
         })
         .await;
 }
@@ -55,7 +55,7 @@ pub(super) async fn migrate(mut stage: Stage<'_>) {
         let builder = Server::builder(url).flag("--drain-delay", "0s");
         // It may find no database now.
         if let Ok(mut server) = builder.try_start().await {
-            server.restart().await;
+            start(&mut server).await;
             server.sigterm();
             server.wait_exit().await;
         }
@@ -65,6 +65,14 @@ pub(super) async fn migrate(mut stage: Stage<'_>) {
     tokio::join!(migrations, async {
         let _ = tokio::time::timeout(time, come_and_go(&url)).await;
     });
+}
+
+/// As whoever supervises it does: it ends at its start while its database is away.
+async fn start(server: &mut Server) {
+    eventually("the replica starts", async || {
+        server.try_restart().await.ok()
+    })
+    .await;
 }
 
 async fn migrate_once(url: &str) {
