@@ -97,7 +97,11 @@ impl Debts {
                         return None;
                     }
                     if asked > due {
-                        return Some(format!("{name} is not free: {answer:?}"));
+                        let said = match answer {
+                            Ok(answer) => format!("{:?}", answer.holder),
+                            Err(status) => format!("{:?}", status.code()),
+                        };
+                        return Some(format!("{name} is not free: {said}"));
                     }
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }

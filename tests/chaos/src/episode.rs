@@ -14,6 +14,7 @@ use serde::Serialize;
 use crate::{
     debts::Debts,
     faults::Stage,
+    kept::Kept,
     plan::{Plan, Planned},
     recovery, say,
     world::{Setup, World},
@@ -120,7 +121,9 @@ async fn run_round(
 ) -> (Round, Vec<String>) {
     let id = format!("{}-{n}", load.names()[0]);
     let names = faults.iter().map(|planned| planned.kind.name).collect();
+    let forgetful = faults.iter().any(|planned| planned.kind.forgets());
     let debts = Debts::take(world, &id).await;
+    let kept = Kept::default();
     let start = Instant::now();
     let breaking = join_all(faults.into_iter().map(|planned| async move {
         tokio::time::sleep(planned.after).await;
@@ -137,6 +140,7 @@ async fn run_round(
     tokio::select! {
         _ = breaking => {}
         () = debts.lose(world, &id) => {}
+        () = kept.take(world, &id) => {}
     }
     let ended = Instant::now();
     let lasted_ms = (ended - start).as_millis();
@@ -148,6 +152,10 @@ async fn run_round(
             None
         }
     };
+    if !forgetful {
+        let gone = kept.check(world).await;
+        violations.extend(gone.into_iter().map(|gone| format!("forgotten: {gone}")));
+    }
     let stuck = debts.settle(world, ended).await;
     violations.extend(stuck.into_iter().map(|stuck| format!("stuck: {stuck}")));
     let round = Round {

@@ -17,6 +17,8 @@
 //! - After the end of the round's faults each replica serves again within
 //!   [`BOUND`]: a new client has acquired, renewed and released. Nobody restarts a replica for
 //!   that ([`recovery`]).
+//! - A lease that was granted during a fault is still there ([`kept`]), but after the
+//!   promotion of an asynchronous standby.
 //! - No lease blocks its name for longer than its TTL: neither one whose holder went
 //!   away just before, nor one that nobody was told of, from during the fault ([`debts`]).
 //!
@@ -27,6 +29,7 @@ mod debts;
 mod disk;
 mod episode;
 mod faults;
+mod kept;
 mod plan;
 mod recovery;
 mod report;

@@ -63,7 +63,7 @@ pub(super) async fn standby_lost(stage: Stage<'_>) {
 }
 
 /// To the standby that every commit has waited for: nothing is forgotten, also when
-/// it was stalled before. The new primary gets a standby of its own.
+/// it was lost before. The new primary gets a standby of its own.
 pub(super) async fn promotion_synchronous(mut stage: Stage<'_>) {
     let Some(standby) = &stage.world.standby else {
         return;
@@ -71,10 +71,11 @@ pub(super) async fn promotion_synchronous(mut stage: Stage<'_>) {
     let mut primary = stage.world.primary().await;
     let mut standby = standby.lock().await;
     if stage.rng.random() {
-        standby.freeze();
+        // Not merely frozen: what is in its socket would still arrive.
+        standby.kill9().await;
         stage.hold().await;
         primary.kill9().await;
-        standby.thaw();
+        standby.start_again().await;
     } else {
         primary.kill9().await;
     }

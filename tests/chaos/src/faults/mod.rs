@@ -124,6 +124,11 @@ impl Kind {
         self.only.is_empty() || self.only.contains(&setup)
     }
 
+    /// Whether leases may be forgotten.
+    pub(crate) fn forgets(&self) -> bool {
+        self.only == [Setup::Asynchronous]
+    }
+
     /// Whether both can go on at one time.
     pub(crate) fn goes_with(&self, other: &Self) -> bool {
         self.part != other.part && self.part != Part::All && other.part != Part::All
