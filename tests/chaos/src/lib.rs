@@ -5,7 +5,7 @@
 //!
 //! A run is a row of *episodes*, and an episode is a world of its own: a [`Setup`],
 //! three replicas, a load, and some *rounds*. In a round one fault happens, or two
-//! that overlap; each begins, lasts and ends ([`faults`]). All of it is drawn from
+//! that overlap; each begins, lasts and ends (`faults`). All of it is drawn from
 //! the episode's seed, and the next episode has the next seed; timing is the
 //! machine's.
 //!
@@ -16,11 +16,11 @@
 //!   standby and a clock that steps excuse more than late effects.
 //! - After the end of the round's faults each replica serves again within
 //!   [`BOUND`]: a new client has acquired, renewed and released. Nobody restarts a replica for
-//!   that ([`recovery`]).
-//! - A lease that was granted during a fault is still there ([`kept`]), but after the
+//!   that (`recovery`).
+//! - A lease that was granted during a fault is still there (`kept`), but after the
 //!   promotion of an asynchronous standby.
 //! - No lease blocks its name for longer than its TTL: neither one whose holder went
-//!   away just before, nor one that nobody was told of, from during the fault ([`debts`]).
+//!   away just before, nor one that nobody was told of, from during the fault (`debts`).
 //!
 //! A history that contradicts an invariant is saved, and can be looked at again with
 //! `fencepost-model check FILE`.
