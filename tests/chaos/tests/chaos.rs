@@ -10,7 +10,6 @@ async fn a_few_faults_contradict_nothing() {
     let kinds = [
         "replica-kill",
         "client-answers-lost",
-        "database-cut",
         "postgres-immediate",
         "terminate-storm",
     ];
