@@ -1,6 +1,6 @@
 //! HAProxy with HTTP/2 on both sides: a proxy that answers pings itself.
 
-use std::{fs, net::SocketAddr, path::PathBuf, process::Command};
+use std::{fs, net::SocketAddr, process::Command};
 
 use crate::{
     leash::End,
@@ -41,7 +41,10 @@ backend servers
         let path = directory.join("haproxy.cfg");
         fs::write(&path, configuration).expect("room on the disk");
         system::give_away(&path);
-        let mut command = Command::new(program());
+        let program = system::find_program("haproxy");
+        let mut command = Command::new(
+            program.expect("haproxy is missing: run `deploy/setup.sh test`, or install it"),
+        );
         system::drop_root(&mut command)
             .arg("-db")
             .arg("-f")
@@ -67,14 +70,4 @@ backend servers
     pub fn address(&self) -> SocketAddr {
         self.address
     }
-}
-
-/// Debian installs it outside the path of a plain user.
-fn program() -> PathBuf {
-    let on_path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&on_path)
-        .chain([PathBuf::from("/usr/sbin"), PathBuf::from("/usr/local/sbin")])
-        .map(|directory| directory.join("haproxy"))
-        .find(|program| program.exists())
-        .expect("haproxy is missing: run `deploy/setup.sh test`, or apt-get install haproxy")
 }

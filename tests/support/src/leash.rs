@@ -34,6 +34,29 @@ left=100
 while [ -e "$1" ] && [ "$left" -gt 0 ]; do rm -rf -- "$1"; sleep 0.1; left=$((left - 1)); done
 "#;
 
+/// `$1` is a directory. Whoever works there is asked to quit, which Postgres takes
+/// for an immediate shutdown, and killed when that is not enough.
+const END_THERE: &str = r#"
+trap '' HUP INT TERM QUIT
+read -r _ && exit 0
+left=100 signal=QUIT
+while [ "$left" -gt 0 ]; do
+    there=
+    for link in /proc/[0-9]*/cwd; do
+        case $(readlink "$link" 2>/dev/null) in
+        "$1" | "$1"/* | "$1 (deleted)")
+            pid=${link#/proc/}
+            there="$there ${pid%/cwd}" ;;
+        esac
+    done
+    [ -n "$there" ] || exit 0
+    [ "$left" -gt 50 ] || signal=KILL
+    kill -s "$signal" $there
+    left=$((left - 1))
+    sleep 0.1
+done
+"#;
+
 /// Ends a process, or removes a directory, when this process dies.
 #[derive(Debug)]
 pub struct Leash {
@@ -72,6 +95,13 @@ impl Leash {
         Self::new(REMOVE, &[path.as_os_str()])
     }
 
+    /// Ties all processes that work in a directory to the life of this process, or
+    /// of the [`Sweep`]: also those whose parent let go of them, and that are
+    /// nobody's child here.
+    pub fn of_those_in(path: &Path) -> Sweep {
+        Sweep(Self::new(END_THERE, &[path.as_os_str()]))
+    }
+
     fn new(script: &str, arguments: &[&OsStr]) -> Self {
         let shell = Command::new("/bin/sh")
             .args(["-c", script, "leash"])
@@ -90,6 +120,16 @@ impl Leash {
     /// word, so that the shell does its work.
     pub fn abandon(&mut self) {
         drop(self.shell.stdin.take());
+    }
+}
+
+/// Ends all processes that work in a directory when it is dropped.
+#[derive(Debug)]
+pub struct Sweep(Leash);
+
+impl Drop for Sweep {
+    fn drop(&mut self) {
+        self.0.abandon();
     }
 }
 

@@ -1,6 +1,6 @@
 //! PgBouncer in transaction mode in front of a Postgres.
 
-use std::{fs, net::SocketAddr, path::PathBuf, process::Command};
+use std::{fs, net::SocketAddr, process::Command};
 
 use rustix::process::Signal;
 
@@ -73,7 +73,8 @@ impl PgBouncer {
     pub async fn start_again(&mut self) {
         self.write_configuration();
         self.process = None;
-        let mut command = Command::new(program());
+        let mut command =
+            Command::new(system::find_program("pgbouncer").expect("pgbouncer is installed"));
         system::drop_root(&mut command)
             .arg(self.directory.join("pgbouncer.ini"))
             .current_dir("/");
@@ -148,14 +149,4 @@ pidfile = {}/pgbouncer.pid
         fs::write(&path, configuration).expect("room on the disk");
         system::give_away(&path);
     }
-}
-
-/// Debian installs it outside the path of a plain user.
-fn program() -> PathBuf {
-    let on_path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&on_path)
-        .chain([PathBuf::from("/usr/sbin"), PathBuf::from("/usr/local/sbin")])
-        .map(|directory| directory.join("pgbouncer"))
-        .find(|program| program.exists())
-        .expect("pgbouncer is installed")
 }

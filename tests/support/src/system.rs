@@ -2,7 +2,7 @@
 //! processes of a parent, the account that may run Postgres.
 
 use std::{
-    fs,
+    env, fs,
     net::{SocketAddr, TcpListener},
     ops::Deref,
     os::unix::{
@@ -87,7 +87,7 @@ pub struct PrivateDirectory {
 /// Makes a private directory with a short path.
 pub fn private_directory() -> PrivateDirectory {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    let mut base = std::env::temp_dir();
+    let mut base = env::temp_dir();
     if base.as_os_str().len() > 40 {
         // A Unix socket's path has room for some 100 bytes.
         base = PathBuf::from("/tmp");
@@ -134,6 +134,16 @@ pub fn give_away(path: &Path) {
     if let Some(account) = Account::unprivileged() {
         chown(path, Some(account.uid), Some(account.gid)).expect("root can change an owner");
     }
+}
+
+/// A program on the path, or where Debian keeps those of administrators, which is
+/// not on a plain user's.
+pub fn find_program(name: &str) -> Option<PathBuf> {
+    let on_path = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&on_path)
+        .chain([PathBuf::from("/usr/sbin"), PathBuf::from("/usr/local/sbin")])
+        .map(|directory| directory.join(name))
+        .find(|program| program.exists())
 }
 
 /// Runs a command to its end without blocking the runtime, and panics with

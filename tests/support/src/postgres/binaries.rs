@@ -11,7 +11,10 @@ const DIRECTORY: &str = "FENCEPOST_TEST_POSTGRES";
 
 /// A program of Postgres, to be run as an account that is not root.
 pub fn program(name: &str) -> Command {
-    let mut command = Command::new(find(name));
+    let found = find(name).unwrap_or_else(|| {
+        panic!("no {name} in /usr/lib/postgresql/*/bin or on the path: install PostgreSQL")
+    });
+    let mut command = Command::new(found);
     system::drop_root(&mut command)
         .env("LC_ALL", "C")
         .current_dir("/");
@@ -30,7 +33,7 @@ pub fn program(name: &str) -> Command {
 
 /// Debian keeps the server's programs outside the path, one directory a
 /// version; others have them on the path.
-fn find(name: &str) -> PathBuf {
+pub fn find(name: &str) -> Option<PathBuf> {
     if let Some(directory) = env::var_os(DIRECTORY).filter(|directory| !directory.is_empty()) {
         let program = PathBuf::from(directory).join(name);
         assert!(
@@ -38,7 +41,7 @@ fn find(name: &str) -> PathBuf {
             "{DIRECTORY}: no {}",
             program.display()
         );
-        return program;
+        return Some(program);
     }
     let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten();
     let newest = versions
@@ -49,15 +52,7 @@ fn find(name: &str) -> PathBuf {
             program.exists().then_some((version, program))
         })
         .max();
-    let on_path = || {
-        env::split_paths(&env::var_os("PATH")?)
-            .map(|directory| directory.join(name))
-            .find(|program| program.exists())
-    };
     newest
         .map(|(_, program)| program)
-        .or_else(on_path)
-        .unwrap_or_else(|| {
-            panic!("no {name} in /usr/lib/postgresql/*/bin or on the path: install PostgreSQL")
-        })
+        .or_else(|| system::find_program(name))
 }

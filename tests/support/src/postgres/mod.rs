@@ -12,7 +12,7 @@ mod copies;
 mod shared;
 mod standby;
 
-pub use binaries::program;
+pub use binaries::{find, program};
 pub use client::Client;
 pub use cluster::{Builder, Postgres, Stop};
 pub use shared::{Database, fresh_database};

@@ -2,6 +2,7 @@
 
 use std::{
     os::unix::process::CommandExt as _,
+    path::Path,
     process::{Command, Stdio},
 };
 
@@ -30,6 +31,25 @@ async fn a_leash_removes_the_directory_when_its_holder_is_killed() {
         (!directory.exists()).then_some(())
     })
     .await;
+}
+
+#[tokio::test]
+async fn a_sweep_ends_those_that_work_in_its_directory_and_no_others() {
+    let (inside, outside) = (system::private_directory(), system::private_directory());
+    let sweep = Leash::of_those_in(&inside);
+    let sleep = |directory: &Path| {
+        let mut command = Command::new("sleep");
+        command.arg("600").current_dir(directory);
+        Process::start("sleeper", &mut command, End::KillGroup)
+    };
+    std::fs::create_dir(inside.join("data")).unwrap();
+    let victims = [sleep(&inside), sleep(&inside.join("data"))];
+    let bystander = sleep(&outside);
+    drop(sweep);
+    for victim in victims {
+        assert!(!system::is_alive(victim.pid()));
+    }
+    assert!(system::is_alive(bystander.pid()));
 }
 
 #[tokio::test]
