@@ -4,7 +4,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test test-postgres mutants polyglot soak chaos bench demo check fmt clean-tools \
+.PHONY: help setup run test test-postgres mutants polyglot soak chaos chaos-patroni bench demo check fmt clean-tools \
 	check-fmt check-shell check-proto check-deps check-clippy check-doc
 
 # The debug profile: its first build is far shorter than a release build, and a
@@ -14,7 +14,7 @@ RELEASE := $(or $(CARGO_TARGET_DIR),target)/release
 TOOLS := target/tools
 
 help: ## List the targets
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## Install PostgreSQL's programs, PgBouncer, HAProxy and faketime when missing
 	@deploy/setup.sh test
@@ -74,6 +74,11 @@ bench: ## Measure Fencepost and its peers on this machine (ARGS='--quick')
 	@deploy/setup.sh bench
 	cargo build --release -p fencepost-server -p fencepost-bench
 	@exec $(RELEASE)/fencepost-bench $(ARGS)
+
+chaos-patroni: ## Fail over a Patroni cluster under load (ARGS='--rounds 10')
+	@deploy/setup.sh patroni || { echo 'chaos-patroni: not measured' >&2; exit 1; }
+	cargo build -p fencepost-server -p fencepost-patroni
+	@exec $(BIN)/fencepost-patroni $(ARGS)
 
 demo: ## Show a frozen holder's late write being refused, in under a minute
 	@deploy/setup.sh

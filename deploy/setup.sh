@@ -5,6 +5,7 @@
 #   setup.sh test     also PgBouncer, HAProxy, faketime and Python 3, for the tests
 #   setup.sh bench    also etcd, ZooKeeper and Redis, for the benchmark; what cannot
 #                     be installed is left out, and reported as not measured
+#   setup.sh patroni  also Patroni, etcd and HAProxy, for failovers under load
 #   setup.sh where    prints the directory of PostgreSQL's programs
 #
 # With everything in place it says nothing, changes nothing and takes no time.
@@ -124,17 +125,19 @@ apt_without_service() {
 
 # --- what is needed, by package manager --------------------------------------
 
-# install NAME: gets one of postgres, pgbouncer, haproxy, faketime, python3, or says how.
+# install NAME: gets a program of this name, or says how.
 install() {
     if have apt-get; then
         case $1 in
         postgres) package=postgresql ;;
+        etcd) package=etcd-server ;;
         *) package=$1 ;;
         esac
         can_install || die "$1 is missing. Run as root: apt-get install $package"
         case $1 in
         postgres) apt_postgres ;;
-        pgbouncer | haproxy) apt_without_service "$1" ;;
+        pgbouncer | haproxy | patroni) apt_without_service "$1" ;;
+        etcd) apt_without_service "$package" etcd ;;
         *) apt_install "$package" ;;
         esac
     elif have dnf; then
@@ -171,6 +174,14 @@ need_postgres() {
     die "PostgreSQL $OLDEST or later is needed${older:+, found $older}: https://www.postgresql.org/download/"
 }
 
+# Debian's package is content with the client of any store: ours is etcd.
+need_patroni() {
+    need_program patroni
+    if have dpkg && ! dpkg -s python3-etcd >/dev/null 2>&1; then
+        install python3-etcd
+    fi
+}
+
 need_program() {
     have "$1" && return
     install "$1"
@@ -204,6 +215,13 @@ test)
     need_program faketime
     need_program python3
     ;;
+patroni)
+    need_build_tools
+    need_postgres
+    need_program haproxy
+    need_program etcd
+    need_patroni
+    ;;
 bench)
     need_build_tools
     need_postgres
@@ -216,6 +234,6 @@ where)
     postgres_dir
     ;;
 *)
-    die "unknown word '$1': run, test, bench or where"
+    die "unknown word '$1': run, test, bench, patroni or where"
     ;;
 esac

@@ -1,0 +1,121 @@
+//! The figures, for people and for programs.
+
+use std::{
+    collections::BTreeMap,
+    fmt::Write as _,
+    fs, io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use fencepost_model::default_directory;
+use serde_json::{Value, json};
+
+use crate::run::{Cell, Fault, Round};
+
+const KINDS: [&str; 3] = ["Acquire", "Renew", "Release"];
+
+/// One line for each cell and fault.
+pub(crate) fn table(cells: &[Cell]) -> String {
+    let mut text = String::from(
+        "| mode | route | fault | rounds | Acquire | Renew | Release | kept | lost |\n\
+         |---|---|---|---|---|---|---|---|---|\n",
+    );
+    for cell in cells {
+        for (fault, rounds) in by_fault(cell) {
+            let _ = write!(
+                text,
+                "| {:?} | {:?} | {} | {} |",
+                cell.mode,
+                cell.route,
+                fault.name(),
+                rounds.len()
+            );
+            for kind in KINDS {
+                let (median, max) = median_and_max(&rounds, kind);
+                let _ = write!(text, " {median:.1}, {max:.1} s |");
+            }
+            let kept: usize = rounds.iter().map(|round| round.kept).sum();
+            let lost: usize = rounds.iter().map(|round| round.lost).sum();
+            let _ = writeln!(text, " {kept} | {lost} |");
+        }
+    }
+    text.push_str(
+        "\nTime without a success after the fault: median, maximum. Leases that were renewed on\n\
+         both sides of it; leases that were renewed in time and are lost.\n\n",
+    );
+    for cell in cells {
+        let _ = writeln!(
+            text,
+            "{:?}, {:?}: {} calls, {} of them without an answer; tokens back: {}; contradictions: {}",
+            cell.mode, cell.route, cell.calls, cell.unknown, cell.tokens_back, cell.violations
+        );
+        for (message, count) in &cell.errors {
+            let _ = writeln!(text, "    logged {count} times: {message}");
+        }
+    }
+    text
+}
+
+/// Writes them as JSON.
+pub(crate) fn save(cells: &[Cell], path: &Path) -> io::Result<()> {
+    if let Some(directory) = path.parent() {
+        fs::create_dir_all(directory)?;
+    }
+    let cells: Vec<Value> = cells.iter().map(cell).collect();
+    fs::write(path, format!("{:#}\n", json!({ "cells": cells })))
+}
+
+/// In the directory that this executable was built into.
+pub(crate) fn default_path() -> PathBuf {
+    default_directory()
+        .with_file_name("chaos")
+        .join("patroni.json")
+}
+
+fn cell(cell: &Cell) -> Value {
+    let round = |round: &Round| {
+        let outage = round.outage.iter();
+        let outage: BTreeMap<_, _> = outage
+            .map(|(kind, time)| (kind, time.as_secs_f64()))
+            .collect();
+        json!({
+            "fault": round.fault.name(),
+            "outage_seconds": outage,
+            "leases_kept": round.kept,
+            "leases_lost": round.lost,
+            "way_back": round.way_back,
+        })
+    };
+    json!({
+        "mode": format!("{:?}", cell.mode).to_lowercase(),
+        "route": format!("{:?}", cell.route).to_lowercase(),
+        "seed": cell.seed,
+        "calls": cell.calls,
+        "unknown": cell.unknown,
+        "tokens_back": cell.tokens_back,
+        "contradictions": cell.violations,
+        "errors_logged": cell.errors,
+        "rounds": cell.rounds.iter().map(round).collect::<Vec<_>>(),
+    })
+}
+
+fn by_fault(cell: &Cell) -> BTreeMap<Fault, Vec<&Round>> {
+    let mut by = BTreeMap::<_, Vec<_>>::new();
+    for round in &cell.rounds {
+        by.entry(round.fault).or_default().push(round);
+    }
+    by
+}
+
+/// In seconds.
+fn median_and_max(rounds: &[&Round], kind: &str) -> (f64, f64) {
+    let times = rounds.iter().filter_map(|round| round.outage.get(kind));
+    let mut times: Vec<_> = times.map(Duration::as_secs_f64).collect();
+    times.sort_by(f64::total_cmp);
+    let median = times.get(times.len() / 2).copied();
+    (
+        median.unwrap_or_default(),
+        times.last().copied().unwrap_or_default(),
+    )
+}

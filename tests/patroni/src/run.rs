@@ -1,0 +1,269 @@
+//! One cell: a mode, a route, and its rounds.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use fencepost_model::{
+    Contradiction, Load, Options, default_directory,
+    history::{History, Op, Time, What},
+    verdict,
+};
+use fencepost_support::{Postgres, Server, wait::within};
+use serde_json::Value;
+use tokio::time::sleep;
+
+use crate::{Mode, Route, cluster::Cluster, holders::Holders, measure};
+
+/// Under load before each fault, and after it.
+const STEADY: Duration = Duration::from_secs(3);
+
+/// For how long standbys are cut off before a kill.
+const CUT_OFF: Duration = Duration::from_secs(1);
+
+/// How far an asynchronous standby may be behind on this machine, busy as it is.
+const LAG: Duration = Duration::from_secs(2);
+
+/// Patroni's ttl, and the promotion.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+const REPLICAS: usize = 3;
+const HOLDERS: usize = 12;
+
+/// What is done in a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Fault {
+    Kill,
+    Switchover,
+    CutOffAndKill,
+}
+
+impl Fault {
+    fn of_round(number: u16) -> Self {
+        match number % 4 {
+            0 => Self::Kill,
+            2 => Self::CutOffAndKill,
+            _ => Self::Switchover,
+        }
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Kill => "kill -9",
+            Self::Switchover => "switchover",
+            Self::CutOffAndKill => "cut off, kill -9",
+        }
+    }
+}
+
+/// What a round looked like.
+#[derive(Debug)]
+pub(crate) struct Round {
+    pub(crate) fault: Fault,
+    /// The longest time without a success, by kind of call.
+    pub(crate) outage: BTreeMap<&'static str, Duration>,
+    /// Leases that holders renewed in time, and were told are lost.
+    pub(crate) lost: usize,
+    /// Leases that were renewed before and after.
+    pub(crate) kept: usize,
+    /// How the killed node came back.
+    pub(crate) way_back: &'static str,
+}
+
+/// What came out of a mode and a route.
+#[derive(Debug)]
+pub(crate) struct Cell {
+    pub(crate) mode: Mode,
+    pub(crate) route: Route,
+    pub(crate) seed: u64,
+    pub(crate) calls: usize,
+    pub(crate) unknown: usize,
+    pub(crate) rounds: Vec<Round>,
+    /// Grants with a token that is not above one that had been shown before.
+    pub(crate) tokens_back: usize,
+    /// Of all invariants.
+    pub(crate) violations: usize,
+    /// What the replicas logged as errors, and how often.
+    pub(crate) errors: BTreeMap<String, usize>,
+}
+
+impl Cell {
+    /// Whether nothing happened that must not. What may be lost is known to the
+    /// checker: nothing by a switchover, and nothing at all in synchronous mode.
+    pub(crate) fn is_good(&self) -> bool {
+        self.violations == 0
+    }
+}
+
+/// When what was done.
+struct Moments {
+    fault: Fault,
+    /// When it began, the cutting off included.
+    from: Time,
+    /// When the leader was told to go, or killed.
+    struck: Time,
+    /// When all was served again.
+    served: Time,
+    way_back: &'static str,
+}
+
+/// Runs a cell.
+pub(crate) async fn run(
+    mode: Mode,
+    route: Route,
+    rounds: u16,
+    seed: u64,
+) -> Result<Cell, fencepost_model::Error> {
+    say(&format!("{mode:?}, {route:?}: starting, seed {seed}"));
+    let (mut cluster, register) = tokio::join!(Cluster::start(mode), Postgres::start());
+    let mut servers = Vec::new();
+    for _ in 0..REPLICAS {
+        servers.push(Server::start(&cluster.url(route)).await);
+    }
+    let mut options = Options::new(seed, servers.iter().map(Server::url).collect());
+    options.register = Some(register.url());
+    let load = Load::start(options).await?;
+    let holders = Holders::start(&servers, HOLDERS, load.recorder());
+    let mut moments = Vec::new();
+    for number in 0..rounds {
+        sleep(STEADY).await;
+        let round = strike(&mut cluster, &load, &holders, Fault::of_round(number)).await;
+        say(&format!(
+            "{mode:?}, {route:?}: round {}: {}, served again after {:.1?}, {}",
+            number + 1,
+            round.fault.name(),
+            round.served.since(round.struck),
+            round.way_back
+        ));
+        let what = match (mode, round.fault) {
+            (Mode::Synchronous, _) | (_, Fault::Switchover) => {
+                What::Fault(round.fault.name().to_owned())
+            }
+            (Mode::Asynchronous, _) => What::LeasesForgotten,
+        };
+        let from = match what {
+            What::LeasesForgotten => round.from.minus(LAG),
+            _ => round.from,
+        };
+        load.recorder().event(from, round.served, what);
+        moments.push(round);
+    }
+    sleep(STEADY).await;
+    let held = holders.stop().await;
+    let mut history = load.stop().await?;
+    history.ops.extend(held);
+    history.ops.sort_by_key(|op| op.answered);
+    Ok(judge(mode, route, &history, &moments, errors(&servers)))
+}
+
+/// Does it, waits until all is served again, and mends it.
+async fn strike(cluster: &mut Cluster, load: &Load, holders: &Holders, fault: Fault) -> Moments {
+    cluster.wait_whole().await;
+    let from = load.now();
+    let mut killed = None;
+    if fault == Fault::CutOffAndKill {
+        cluster.cut_standbys_off().await;
+        sleep(CUT_OFF).await;
+    }
+    let struck = load.now();
+    if fault == Fault::Switchover {
+        cluster.switch_over().await;
+    } else {
+        killed = Some(cluster.kill_leader().await);
+    }
+    let over = load.now();
+    within(PATIENCE, "calls are served again", async || {
+        sleep(Duration::from_millis(50)).await;
+        let again = |kind: &str| {
+            let good = |op: &Op| op.call.kind() == kind && op.succeeded() && op.sent >= over;
+            holders.look(|ops| ops.iter().rev().any(good))
+        };
+        ["Acquire", "Renew", "Release"]
+            .into_iter()
+            .all(again)
+            .then_some(())
+    })
+    .await;
+    let served = load.now();
+    sleep(STEADY).await;
+    let way_back = match killed {
+        Some(node) => cluster.bring_back(node).await,
+        None => "stayed",
+    };
+    Moments {
+        fault,
+        from,
+        struck,
+        served,
+        way_back,
+    }
+}
+
+fn judge(
+    mode: Mode,
+    route: Route,
+    history: &History,
+    moments: &[Moments],
+    errors: BTreeMap<String, usize>,
+) -> Cell {
+    let lost = measure::lost(history);
+    let round = |(n, round): (usize, &Moments)| {
+        let next = moments.get(n + 1).map_or(Time::NEVER, |next| next.from);
+        let kinds = ["Acquire", "Renew", "Release"];
+        let outage = kinds.map(|kind| {
+            let longest = measure::outage(history, kind, round.struck, round.served);
+            (kind, longest)
+        });
+        let lost = lost
+            .iter()
+            .filter(|(at, _)| (round.from..next).contains(at));
+        Round {
+            fault: round.fault,
+            outage: outage.into(),
+            lost: lost.count(),
+            kept: measure::kept_through(history, round.from, round.served),
+            way_back: round.way_back,
+        }
+    };
+    let rounds = moments.iter().enumerate().map(round).collect();
+    let violations = match verdict(history, &default_directory()) {
+        Ok(_) => Vec::new(),
+        Err(contradiction) => {
+            say(&contradiction.to_string());
+            let Contradiction { violations, .. } = contradiction;
+            violations
+        }
+    };
+    Cell {
+        mode,
+        route,
+        seed: history.limits.seed,
+        calls: history.ops.len(),
+        unknown: history.ops.iter().filter(|op| op.is_unknown()).count(),
+        rounds,
+        tokens_back: violations
+            .iter()
+            .filter(|v| v.invariant == "tokens")
+            .count(),
+        violations: violations.len(),
+        errors,
+    }
+}
+
+fn errors(servers: &[Server]) -> BTreeMap<String, usize> {
+    let mut errors = BTreeMap::new();
+    for line in servers.iter().flat_map(Server::logs) {
+        let line: Value = serde_json::from_str(&line).unwrap_or_default();
+        if line["level"] == "ERROR" {
+            let message = line["message"].as_str().unwrap_or_default();
+            *errors.entry(message.to_owned()).or_default() += 1;
+        }
+    }
+    errors
+}
+
+#[expect(
+    clippy::print_stderr,
+    reason = "a run takes minutes, and somebody waits"
+)]
+fn say(text: &str) {
+    eprintln!("patroni: {text}");
+}
