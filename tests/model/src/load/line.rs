@@ -91,7 +91,7 @@ impl Line {
             async |mut stub, request| {
                 let answer = stub.acquire(request).await?.into_inner();
                 Ok(match (answer.lock, answer.holder) {
-                    (Some(lock), None) if answer.acquired => Outcome::Lock(shown(lock)),
+                    (Some(lock), None) if answer.acquired => Outcome::Lock(lock.into()),
                     (None, Some(holder)) => Outcome::Held {
                         owner: holder.owner,
                     },
@@ -262,7 +262,7 @@ struct Words {
 
 impl Words {
     fn shown(&mut self, lock: Lock, opened: Time, arrived: Time) -> Shown {
-        let mut shown = shown(lock);
+        let mut shown = Shown::from(lock);
         let first = self.first.get_or_insert_with(|| shown.clone());
         let later = u64::try_from(shown.expires_at - first.expires_at).unwrap_or(0);
         let from_first = first.remaining + Duration::from_micros(later);
@@ -274,7 +274,7 @@ impl Words {
 fn or_nothing(lock: Option<Lock>) -> Outcome {
     lock.map_or_else(
         || Outcome::Unknown("no lock in the answer".to_owned()),
-        |lock| Outcome::Lock(shown(lock)),
+        |lock| Outcome::Lock(lock.into()),
     )
 }
 
@@ -299,17 +299,19 @@ fn failed(status: &Status) -> Outcome {
     }
 }
 
-fn shown(lock: Lock) -> Shown {
-    let micros = |time| {
-        let since = calls::time(time).duration_since(std::time::UNIX_EPOCH);
-        i64::try_from(since.unwrap_or_default().as_micros()).unwrap_or(i64::MAX)
-    };
-    Shown {
-        token: lock.fencing_token,
-        owner: lock.owner,
-        remaining: calls::span(lock.remaining),
-        ttl: calls::span(lock.ttl),
-        acquired_at: micros(lock.acquired_at),
-        expires_at: micros(lock.expires_at),
+impl From<Lock> for Shown {
+    fn from(lock: Lock) -> Self {
+        let micros = |time| {
+            let since = calls::time(time).duration_since(std::time::UNIX_EPOCH);
+            i64::try_from(since.unwrap_or_default().as_micros()).unwrap_or(i64::MAX)
+        };
+        Self {
+            token: lock.fencing_token,
+            owner: lock.owner,
+            remaining: calls::span(lock.remaining),
+            ttl: calls::span(lock.ttl),
+            acquired_at: micros(lock.acquired_at),
+            expires_at: micros(lock.expires_at),
+        }
     }
 }
