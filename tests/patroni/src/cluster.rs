@@ -140,9 +140,8 @@ impl Cluster {
         whole.then_some(())
     }
 
-    /// Hands the leader's place over in good order.
-    pub(crate) async fn switch_over(&self) {
-        let leader = eventually("there is a leader", async || self.leader().await).await;
+    /// Hands the place of `leader` over in good order.
+    pub(crate) async fn switch_over(&self, leader: usize) {
         let node = &self.nodes[leader];
         let wish = json!({ "leader": node.name });
         eventually("Patroni switches over", async || {
@@ -157,9 +156,35 @@ impl Cluster {
         .await;
     }
 
-    /// Keeps what the leader writes from its standbys, from now on.
-    pub(crate) async fn cut_standbys_off(&self) {
-        let leader = self.leader().await.expect("there is a leader");
+    /// Waits until a node other than `old` commits: what Patroni's part of a failover
+    /// takes, the wait for a new synchronous standby included.
+    pub(crate) async fn first_commit_elsewhere(&self, old: usize) {
+        let others: Vec<_> = (0..self.nodes.len()).filter(|n| *n != old).collect();
+        within(PATIENCE, "another node commits", async || {
+            for n in &others {
+                if self.commits(*n).await == Some(true) {
+                    return Some(());
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            None
+        })
+        .await;
+    }
+
+    /// Writes something that nobody reads.
+    async fn commits(&self, node: usize) -> Option<bool> {
+        let admin = self.admin(node).await?;
+        let standby = admin.query_one("SELECT pg_is_in_recovery()", &[]).await;
+        if standby.ok()?.get(0) {
+            return Some(false);
+        }
+        let write = "SELECT pg_logical_emit_message(true, 'fencepost-patroni', '')";
+        Some(admin.query_one(write, &[]).await.is_ok())
+    }
+
+    /// Keeps what `leader` writes from its standbys, from now on.
+    pub(crate) async fn cut_standbys_off(&self, leader: usize) {
         let admin = self.admin(leader).await.expect("the leader answers");
         let senders =
             "SELECT pid FROM pg_stat_replication WHERE application_name IN ('a', 'b', 'c')";
@@ -173,16 +198,22 @@ impl Cluster {
         }
     }
 
-    /// Kills the leader's Patroni and Postgres; returns which node that was.
-    pub(crate) async fn kill_leader(&mut self) -> usize {
-        let leader = self.leader().await.expect("there is a leader");
-        self.nodes[leader].kill9().await;
-        leader
+    /// Kills a node's Patroni and Postgres.
+    pub(crate) async fn kill(&mut self, node: usize) {
+        self.nodes[node].kill9().await;
     }
 
-    /// Brings a killed node back, and waits until the cluster is whole again.
+    /// Freezes a node's Patroni and Postgres.
+    pub(crate) fn freeze(&mut self, node: usize) {
+        self.nodes[node].freeze();
+    }
+
+    /// Brings a killed or frozen node back, and waits until the cluster is whole again.
     pub(crate) async fn bring_back(&mut self, node: usize) -> &'static str {
-        self.nodes[node].start();
+        match self.nodes[node].is_frozen() {
+            true => self.nodes[node].thaw(),
+            false => self.nodes[node].start(),
+        }
         self.wait_whole().await;
         self.nodes[node].way_back()
     }

@@ -11,7 +11,7 @@ use std::{
 
 use fencepost_model::{
     Recorder,
-    history::{Call, Op, Outcome, Shown, Via},
+    history::{Call, Op, Outcome, Via},
 };
 use fencepost_support::{
     Server, calls,
@@ -139,7 +139,7 @@ impl Holder {
             let work = async {
                 let answer = calls::send(&mut client, request.clone()).await?;
                 Ok(match (answer.lock, answer.holder) {
-                    (Some(lock), _) => Outcome::Lock(shown(lock)),
+                    (Some(lock), _) => Outcome::Lock(lock.into()),
                     (None, Some(holder)) => Outcome::Held {
                         owner: holder.owner,
                     },
@@ -164,7 +164,7 @@ impl Holder {
         let (mut client, resource) = (self.client.clone(), self.resource.clone());
         let work = async {
             let lock = calls::renew(&mut client, &resource, owner, token, None).await?;
-            Ok(Outcome::Lock(shown(lock)))
+            Ok(Outcome::Lock(lock.into()))
         };
         self.record(owner, Call::Renew { token }, work).await
     }
@@ -232,19 +232,4 @@ fn failed(status: &Status) -> Outcome {
         return Outcome::Unknown(format!("{:?} {reason}", status.code()));
     }
     Outcome::No(reason)
-}
-
-fn shown(lock: fencepost_proto::v1::Lock) -> Shown {
-    let micros = |time| {
-        let since = calls::time(time).duration_since(std::time::UNIX_EPOCH);
-        i64::try_from(since.unwrap_or_default().as_micros()).unwrap_or(i64::MAX)
-    };
-    Shown {
-        token: lock.fencing_token,
-        owner: lock.owner,
-        remaining: calls::span(lock.remaining),
-        ttl: calls::span(lock.ttl),
-        acquired_at: micros(lock.acquired_at),
-        expires_at: micros(lock.expires_at),
-    }
 }

@@ -3,10 +3,14 @@
 //!
 //! For each mode of replication and each way to the leader: a cluster of three nodes
 //! from the templates in `deploy/patroni`, three replicas of Fencepost, the random
-//! clients of [`fencepost_model`] and [holders] of long leases. Then rounds,
-//! alternately a kill -9 of the leader's Patroni and Postgres, and a switchover;
-//! before each second kill the standbys are cut off for a second. The killed node
-//! comes back, under load as well. At the end the whole history is checked.
+//! clients of [`fencepost_model`] and [holders] of long leases. Then rounds, of which
+//! every second is a switchover, and the others in turn
+//!
+//! - a kill -9 of the leader's Patroni and Postgres;
+//! - the same, after its standbys were cut off for a second;
+//! - a freeze of both, which goes on when another leads.
+//!
+//! The node comes back, under load as well. At the end the whole history is checked.
 #![expect(clippy::print_stdout, reason = "its output is what it is for")]
 
 mod cluster;
@@ -32,11 +36,11 @@ struct Args {
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
 
-    /// How the cluster replicates [both].
+    /// How the cluster replicates; both when not given.
     #[arg(long)]
     mode: Option<Mode>,
 
-    /// How Fencepost finds the leader [both].
+    /// How Fencepost finds the leader; both when not given.
     #[arg(long)]
     route: Option<Route>,
 
@@ -44,7 +48,7 @@ struct Args {
     #[arg(long)]
     seed: Option<u64>,
 
-    /// Where the figures go [target/chaos/patroni.json].
+    /// Where the figures go; `target/chaos/patroni.json` when not given.
     #[arg(long)]
     out: Option<PathBuf>,
 }

@@ -28,6 +28,13 @@ pub(crate) fn outage(history: &History, kind: &str, from: Time, to: Time) -> Dur
     gaps.max().unwrap_or_default()
 }
 
+/// How long after a moment the next call of this kind was served.
+pub(crate) fn first_success(history: &History, kind: &str, from: Time) -> Duration {
+    let good = |op: &&Op| op.call.kind() == kind && served(op) && op.answered >= from;
+    let first = history.ops.iter().filter(good).map(|op| op.answered).min();
+    first.map_or(Duration::MAX, |first| first.since(from))
+}
+
 /// The leases that certainly lived, were nobody to forget them, and whose holders were
 /// told that they do not, each with the moment of that answer.
 pub(crate) fn lost(history: &History) -> Vec<(Time, Lease)> {

@@ -23,6 +23,9 @@ pub(crate) struct Node {
     /// Patroni lets go of its Postgres, so that it outlives a Patroni that dies.
     _sweep: Sweep,
     directory: PrivateDirectory,
+    frozen: Vec<u32>,
+    /// How much of the log is old.
+    mark: usize,
     pub(crate) postgres: SocketAddr,
     pub(crate) rest: SocketAddr,
 }
@@ -34,6 +37,8 @@ impl Node {
         let node = Self {
             name,
             patroni: None,
+            frozen: Vec::new(),
+            mark: 0,
             _sweep: Leash::of_those_in(&directory),
             postgres: free_address(),
             rest: free_address(),
@@ -60,21 +65,19 @@ impl Node {
             // By this everything that it starts is found again.
             .current_dir(&*self.directory)
             .env("LC_ALL", "C");
+        self.mark = 0;
         self.patroni = Some(Process::start("patroni", &mut command, End::KillGroup));
     }
 
     /// Kills Patroni and every process of Postgres, as a machine that loses power,
     /// and waits until they are gone.
     pub(crate) async fn kill9(&mut self) {
-        let patroni = self.patroni.take().expect("the node runs");
-        // First, so that it cannot start Postgres again.
-        patroni.signal(Signal::KILL);
-        let postmaster = self.postmaster().expect("Postgres runs");
-        let mut pids = vec![postmaster];
-        pids.extend(children_of(postmaster));
+        // Patroni first, so that it cannot start Postgres again.
+        let pids = self.processes();
         for pid in &pids {
             system::signal(*pid, Signal::KILL);
         }
+        let patroni = self.patroni.take().expect("the node runs");
         patroni.wait_exit().await;
         eventually("every process of the node has gone", async || {
             pids.iter().all(|pid| !is_alive(*pid)).then_some(())
@@ -82,15 +85,44 @@ impl Node {
         .await;
     }
 
-    /// Whether it was started and not killed.
-    pub(crate) fn runs(&self) -> bool {
-        self.patroni.is_some()
+    /// Freezes Patroni and every process of Postgres, as a machine that is paused.
+    pub(crate) fn freeze(&mut self) {
+        self.frozen = self.processes();
+        for pid in &self.frozen {
+            system::signal(*pid, Signal::STOP);
+        }
+        self.mark = self.log().len();
     }
 
-    /// How it came back since it was last started.
+    /// Ends it. Postgres goes on before Patroni knows what has passed meanwhile.
+    pub(crate) fn thaw(&mut self) {
+        for pid in self.frozen.drain(..).rev() {
+            system::signal(pid, Signal::CONT);
+        }
+    }
+
+    pub(crate) fn is_frozen(&self) -> bool {
+        !self.frozen.is_empty()
+    }
+
+    /// Patroni, the postmaster, and its children.
+    fn processes(&self) -> Vec<u32> {
+        let patroni = self.patroni.as_ref().expect("the node runs");
+        let postmaster = self.postmaster().expect("Postgres runs");
+        let mut pids = vec![patroni.pid(), postmaster];
+        pids.extend(children_of(postmaster));
+        pids
+    }
+
+    /// Whether it was started, and is neither killed nor frozen.
+    pub(crate) fn runs(&self) -> bool {
+        self.patroni.is_some() && !self.is_frozen()
+    }
+
+    /// How it came back since it was last started or frozen.
     pub(crate) fn way_back(&self) -> &'static str {
         let lines = self.log();
-        let said = |words: &str| lines.iter().any(|line| line.contains(words));
+        let said = |words: &str| lines[self.mark..].iter().any(|line| line.contains(words));
         if said("trying to bootstrap from leader") {
             "copied"
         } else if said("running pg_rewind") {

@@ -18,8 +18,8 @@ const KINDS: [&str; 3] = ["Acquire", "Renew", "Release"];
 /// One line for each cell and fault.
 pub(crate) fn table(cells: &[Cell]) -> String {
     let mut text = String::from(
-        "| mode | route | fault | rounds | Acquire | Renew | Release | kept | lost |\n\
-         |---|---|---|---|---|---|---|---|---|\n",
+        "| mode | route | fault | rounds | Acquire | Renew | Release | of that Fencepost | kept | lost |\n\
+         |---|---|---|---|---|---|---|---|---|---|\n",
     );
     for cell in cells {
         for (fault, rounds) in by_fault(cell) {
@@ -32,17 +32,21 @@ pub(crate) fn table(cells: &[Cell]) -> String {
                 rounds.len()
             );
             for kind in KINDS {
-                let (median, max) = median_and_max(&rounds, kind);
+                let times = rounds.iter().filter_map(|round| round.outage.get(kind));
+                let (median, max) = median_and_max(times);
                 let _ = write!(text, " {median:.1}, {max:.1} s |");
             }
+            let (median, max) = median_and_max(rounds.iter().map(|round| &round.after_commit));
+            let _ = write!(text, " {median:.1}, {max:.1} s |");
             let kept: usize = rounds.iter().map(|round| round.kept).sum();
             let lost: usize = rounds.iter().map(|round| round.lost).sum();
             let _ = writeln!(text, " {kept} | {lost} |");
         }
     }
     text.push_str(
-        "\nTime without a success after the fault: median, maximum. Leases that were renewed on\n\
-         both sides of it; leases that were renewed in time and are lost.\n\n",
+        "\nTime without a success after the fault: median, maximum; of that, the time since another\n\
+         node commits. Leases that were renewed on both sides of the fault; leases that were\n\
+         renewed in time and are lost.\n\n",
     );
     for cell in cells {
         let _ = writeln!(
@@ -82,6 +86,7 @@ fn cell(cell: &Cell) -> Value {
         json!({
             "fault": round.fault.name(),
             "outage_seconds": outage,
+            "after_first_commit_seconds": round.after_commit.as_secs_f64(),
             "leases_kept": round.kept,
             "leases_lost": round.lost,
             "way_back": round.way_back,
@@ -109,13 +114,11 @@ fn by_fault(cell: &Cell) -> BTreeMap<Fault, Vec<&Round>> {
 }
 
 /// In seconds.
-fn median_and_max(rounds: &[&Round], kind: &str) -> (f64, f64) {
-    let times = rounds.iter().filter_map(|round| round.outage.get(kind));
+fn median_and_max<'a>(times: impl Iterator<Item = &'a Duration>) -> (f64, f64) {
     let mut times: Vec<_> = times.map(Duration::as_secs_f64).collect();
     times.sort_by(f64::total_cmp);
-    let median = times.get(times.len() / 2).copied();
-    (
-        median.unwrap_or_default(),
-        times.last().copied().unwrap_or_default(),
-    )
+    let (Some(max), half) = (times.last().copied(), times.len() / 2) else {
+        return (0.0, 0.0);
+    };
+    ((times[half] + times[(times.len() - 1) / 2]) / 2.0, max)
 }

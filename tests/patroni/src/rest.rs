@@ -9,8 +9,11 @@ use tokio::{
     time::timeout,
 };
 
+/// A question is answered at once.
+const PATIENCE: Duration = Duration::from_secs(5);
+
 /// Longer than Patroni itself waits for the end of a switchover.
-const PATIENCE: Duration = Duration::from_secs(40);
+const LONG: Duration = Duration::from_secs(40);
 
 /// What it answered.
 #[derive(Debug)]
@@ -28,7 +31,7 @@ impl Answer {
 
 /// Asks.
 pub(crate) async fn get(at: SocketAddr, path: &str) -> io::Result<Answer> {
-    call(at, &format!("GET {path} HTTP/1.0\r\n\r\n")).await
+    call(at, &format!("GET {path} HTTP/1.0\r\n\r\n"), PATIENCE).await
 }
 
 /// Tells it to do something.
@@ -38,10 +41,10 @@ pub(crate) async fn post(at: SocketAddr, path: &str, body: &Value) -> io::Result
     let head = format!(
         "POST {path} HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {length}"
     );
-    call(at, &format!("{head}\r\n\r\n{body}")).await
+    call(at, &format!("{head}\r\n\r\n{body}"), LONG).await
 }
 
-async fn call(at: SocketAddr, request: &str) -> io::Result<Answer> {
+async fn call(at: SocketAddr, request: &str, patience: Duration) -> io::Result<Answer> {
     let talk = async {
         let mut stream = TcpStream::connect(at).await?;
         stream.write_all(request.as_bytes()).await?;
@@ -49,7 +52,7 @@ async fn call(at: SocketAddr, request: &str) -> io::Result<Answer> {
         stream.read_to_string(&mut answer).await?;
         io::Result::Ok(answer)
     };
-    let answer: String = timeout(PATIENCE, talk)
+    let answer: String = timeout(patience, talk)
         .await
         .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?;
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_default();

@@ -34,13 +34,15 @@ pub(crate) enum Fault {
     Kill,
     Switchover,
     CutOffAndKill,
+    Freeze,
 }
 
 impl Fault {
     fn of_round(number: u16) -> Self {
-        match number % 4 {
+        match number % 6 {
             0 => Self::Kill,
             2 => Self::CutOffAndKill,
+            4 => Self::Freeze,
             _ => Self::Switchover,
         }
     }
@@ -50,6 +52,7 @@ impl Fault {
             Self::Kill => "kill -9",
             Self::Switchover => "switchover",
             Self::CutOffAndKill => "cut off, kill -9",
+            Self::Freeze => "freeze",
         }
     }
 }
@@ -60,11 +63,13 @@ pub(crate) struct Round {
     pub(crate) fault: Fault,
     /// The longest time without a success, by kind of call.
     pub(crate) outage: BTreeMap<&'static str, Duration>,
+    /// From the first commit of another node to the first success of each kind.
+    pub(crate) after_commit: Duration,
     /// Leases that holders renewed in time, and were told are lost.
     pub(crate) lost: usize,
     /// Leases that were renewed before and after.
     pub(crate) kept: usize,
-    /// How the killed node came back.
+    /// How the node that was killed or frozen came back.
     pub(crate) way_back: &'static str,
 }
 
@@ -100,6 +105,8 @@ struct Moments {
     from: Time,
     /// When the leader was told to go, or killed.
     struck: Time,
+    /// When another node committed.
+    committed: Time,
     /// When all was served again.
     served: Time,
     way_back: &'static str,
@@ -127,9 +134,10 @@ pub(crate) async fn run(
         sleep(STEADY).await;
         let round = strike(&mut cluster, &load, &holders, Fault::of_round(number)).await;
         say(&format!(
-            "{mode:?}, {route:?}: round {}: {}, served again after {:.1?}, {}",
+            "{mode:?}, {route:?}: round {}: {}, committed after {:.1?}, served again after {:.1?}, {}",
             number + 1,
             round.fault.name(),
+            round.committed.since(round.struck),
             round.served.since(round.struck),
             round.way_back
         ));
@@ -157,23 +165,35 @@ pub(crate) async fn run(
 /// Does it, waits until all is served again, and mends it.
 async fn strike(cluster: &mut Cluster, load: &Load, holders: &Holders, fault: Fault) -> Moments {
     cluster.wait_whole().await;
+    let leader = cluster
+        .leader()
+        .await
+        .expect("a whole cluster has a leader");
     let from = load.now();
-    let mut killed = None;
     if fault == Fault::CutOffAndKill {
-        cluster.cut_standbys_off().await;
+        cluster.cut_standbys_off(leader).await;
         sleep(CUT_OFF).await;
     }
     let struck = load.now();
-    if fault == Fault::Switchover {
-        cluster.switch_over().await;
-    } else {
-        killed = Some(cluster.kill_leader().await);
+    match fault {
+        Fault::Kill | Fault::CutOffAndKill => cluster.kill(leader).await,
+        Fault::Freeze => cluster.freeze(leader),
+        Fault::Switchover => {}
     }
-    let over = load.now();
+    let switching = async {
+        if fault == Fault::Switchover {
+            cluster.switch_over(leader).await;
+        }
+    };
+    let committing = async {
+        cluster.first_commit_elsewhere(leader).await;
+        load.now()
+    };
+    let ((), committed) = tokio::join!(switching, committing);
     within(PATIENCE, "calls are served again", async || {
         sleep(Duration::from_millis(50)).await;
         let again = |kind: &str| {
-            let good = |op: &Op| op.call.kind() == kind && op.succeeded() && op.sent >= over;
+            let good = |op: &Op| op.call.kind() == kind && op.succeeded() && op.sent >= committed;
             holders.look(|ops| ops.iter().rev().any(good))
         };
         ["Acquire", "Renew", "Release"]
@@ -184,14 +204,15 @@ async fn strike(cluster: &mut Cluster, load: &Load, holders: &Holders, fault: Fa
     .await;
     let served = load.now();
     sleep(STEADY).await;
-    let way_back = match killed {
-        Some(node) => cluster.bring_back(node).await,
-        None => "stayed",
+    let way_back = match fault {
+        Fault::Switchover => "stayed",
+        _ => cluster.bring_back(leader).await,
     };
     Moments {
         fault,
         from,
         struck,
+        committed,
         served,
         way_back,
     }
@@ -218,6 +239,11 @@ fn judge(
         Round {
             fault: round.fault,
             outage: outage.into(),
+            after_commit: kinds
+                .iter()
+                .map(|kind| measure::first_success(history, kind, round.committed))
+                .max()
+                .unwrap_or_default(),
             lost: lost.count(),
             kept: measure::kept_through(history, round.from, round.served),
             way_back: round.way_back,
