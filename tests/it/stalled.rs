@@ -103,6 +103,29 @@ async fn a_host_that_hangs_keeps_no_other_from_being_found() {
     granted(&mut server.client().await, "a", "holder", LONG).await;
 }
 
+/// A primary on a busy machine takes longer than its share of the time, and the
+/// standby refuses at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_primary_that_is_slow_to_answer_is_found_among_its_standbys() {
+    let primary = Postgres::start().await;
+    let standby = primary.standby("next", Replication::Asynchronous).await;
+    let url = format!(
+        "postgresql://postgres@{},{}/postgres",
+        primary.address(),
+        standby.address()
+    );
+    // Of the 4 s to connect, each has 2.
+    let server = Server::builder(&url).flag("--request-timeout", "10s");
+    primary.freeze();
+    let slow = async {
+        tokio::time::sleep(Duration::from_millis(2500)).await;
+        primary.thaw();
+    };
+    let (server, ()) = tokio::join!(server.start(), slow);
+    server.wait_ready().await;
+    granted(&mut server.client().await, "a", "holder", LONG).await;
+}
+
 /// An old primary and its promoted successor, behind one URL.
 struct Succession {
     old: Postgres,

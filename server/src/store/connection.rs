@@ -19,6 +19,7 @@ use std::{
 };
 
 use deadpool_postgres::Connect;
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use tokio::{
     sync::{Notify, futures::OwnedNotified},
     task::JoinHandle,
@@ -133,37 +134,43 @@ impl Hosts {
         self.hosts.first().cloned().unwrap_or_default()
     }
 
-    /// Tries the hosts in turn, beginning with the one that worked last. Each
-    /// but the last has a share of the time, greeting included: one that hangs
-    /// keeps no other from being found. The last has what its caller allows.
+    /// Tries the hosts in turn, beginning with the one that worked last. The next has
+    /// its turn when one refuses, or has kept us waiting for a share of the time,
+    /// greeting included: one that hangs keeps no other from being found. It is not
+    /// given up for that, since it may be the primary, on a busy machine, and all
+    /// others will refuse. Our caller allows all of it so long.
     async fn connect(&self) -> Result<Connected, tokio_postgres::Error> {
         let count = self.hosts.len();
+        let share = self.limit / u32::try_from(count).unwrap_or(u32::MAX);
         let first = self.preferred.load(Ordering::Relaxed);
-        let mut tried = 0;
-        loop {
+        let begin = |tried: usize| async move {
             let index = (first + tried) % count;
-            let connecting = self.hosts[index].connect(NoTls);
-            tried += 1;
-            let connected = if tried == count {
-                connecting.await
+            (index, self.hosts[index].connect(NoTls).await)
+        };
+        let mut attempts = FuturesUnordered::from_iter([begin(0)]);
+        let mut begun = 1;
+        loop {
+            let answer = if begun == count {
+                attempts.next().await
             } else {
-                match timeout(
-                    self.limit / u32::try_from(count).unwrap_or(u32::MAX),
-                    connecting,
-                )
-                .await
-                {
-                    Ok(connected) => connected,
-                    Err(_) => continue,
-                }
+                timeout(share, attempts.next()).await.unwrap_or_default()
             };
-            match connected {
-                Ok(connected) => {
+            match answer {
+                Some((index, Ok(connected))) => {
                     self.preferred.store(index, Ordering::Relaxed);
                     return Ok(connected);
                 }
-                Err(error) if tried == count => return Err(error),
-                Err(error) => tracing::debug!(error = %Chain(&error), "trying the next host"),
+                Some((_, Err(error))) if begun == count && attempts.is_empty() => {
+                    return Err(error);
+                }
+                Some((_, Err(error))) => {
+                    tracing::debug!(error = %Chain(&error), "another host may be the primary");
+                }
+                None => {}
+            }
+            if begun < count {
+                attempts.push(begin(begun));
+                begun += 1;
             }
         }
     }
