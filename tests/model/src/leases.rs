@@ -267,7 +267,7 @@ impl<'a> Lease<'a> {
 
         let calls = own.iter().filter(|op| self.may_end(history, op));
         let steps = history.events.iter().filter(|event| {
-            matches!(event.what, What::ClockStepped(by) if by > 0) && event.to >= self.told
+            matches!(event.what, What::ClockStepped(by) if by > 0) && event.to >= self.asked
         });
         self.cuts = steps
             .map(|event| (event.from, None))

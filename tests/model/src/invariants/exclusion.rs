@@ -164,6 +164,8 @@ mod tests {
             op("b", acquire("2"), 500..510, lock(6)),
         ];
         good_with(super::check, [stepped(300..310, 5000)], two.clone());
+        // Between the grant and its answer.
+        good_with(super::check, [stepped(5..6, 5000)], two.clone());
         bad_with(super::check, [stepped(300..310, -5000)], two);
     }
 }
