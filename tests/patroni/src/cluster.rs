@@ -134,6 +134,13 @@ impl Cluster {
         let streaming = "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'
                             AND application_name IN ('a', 'b', 'c')";
         let streaming: i64 = admin.query_one(streaming, &[]).await.ok()?.get(0);
+        // One that was frozen may believe for a moment that it leads.
+        for node in (0..NODES.len()).filter(|n| *n != leader) {
+            let standby = "SELECT pg_is_in_recovery()";
+            let admin = self.admin(node).await?;
+            let standby: bool = admin.query_one(standby, &[]).await.ok()?.get(0);
+            standby.then_some(())?;
+        }
         let whole = members.len() == NODES.len()
             && streaming == 2
             && (synchronous || self.mode == Mode::Asynchronous);

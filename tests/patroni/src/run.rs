@@ -109,6 +109,8 @@ struct Moments {
     committed: Time,
     /// When all was served again.
     served: Time,
+    /// When the node was back.
+    whole: Time,
     way_back: &'static str,
 }
 
@@ -151,7 +153,13 @@ pub(crate) async fn run(
             What::LeasesForgotten => round.from.minus(LAG),
             _ => round.from,
         };
-        load.recorder().event(from, round.served, what);
+        // Asynchronous, and without a watchdog, a leader that wakes up takes writes
+        // until its Patroni has seen what time it is: both may grant a lock.
+        let to = match (mode, round.fault) {
+            (Mode::Asynchronous, Fault::Freeze) => round.whole,
+            _ => round.served,
+        };
+        load.recorder().event(from, to, what);
         moments.push(round);
     }
     sleep(STEADY).await;
@@ -214,6 +222,7 @@ async fn strike(cluster: &mut Cluster, load: &Load, holders: &Holders, fault: Fa
         struck,
         committed,
         served,
+        whole: load.now(),
         way_back,
     }
 }
