@@ -350,11 +350,13 @@ impl History {
         })
     }
 
-    /// By how much the database's clock was set back until a moment, all steps back
-    /// together.
-    pub fn set_back_by(&self, t: Time) -> Duration {
+    /// By how much the database's clock was set back between two moments, all steps
+    /// back together.
+    pub fn set_back_by(&self, from: Time, to: Time) -> Duration {
         let steps = self.events.iter().map(|event| match event.what {
-            What::ClockStepped(by) if by < 0 && event.from <= t => by.unsigned_abs(),
+            What::ClockStepped(by) if by < 0 && event.from <= to && event.to >= from => {
+                by.unsigned_abs()
+            }
             _ => 0,
         });
         Duration::from_micros(steps.sum())

@@ -141,7 +141,7 @@ impl<'a> Resource<'a> {
                 && (op.is_unknown() || op.via == Via::Library || op.answered.since(op.sent) >= *ttl)
             {
                 let over = history.settled(op.answered).plus(*ttl);
-                let over = set_back(history, over);
+                let over = set_back(history, op.sent, over);
                 let hidden = Hidden {
                     asked: op.sent,
                     over,
@@ -345,7 +345,7 @@ impl<'a> Lease<'a> {
             .filter(|op| op.lost() || (matches!(op.call, Call::Release { .. }) && op.succeeded()))
             .map(|op| op.answered)
             .min();
-        set_back(history, by_time).min(ended.unwrap_or(Time::NEVER))
+        set_back(history, self.asked, by_time).min(ended.unwrap_or(Time::NEVER))
     }
 
     /// Whether this call renews it, when it does anything.
@@ -374,12 +374,16 @@ fn rising<'a>(ops: impl Iterator<Item = &'a Op>) -> Vec<&'a Op> {
 }
 
 /// The end of a lease when the clock was set back while it lived.
-fn set_back(history: &History, over: Time) -> Time {
-    let step = |over: Time, event: &Event| match event.what {
+fn set_back(history: &History, asked: Time, over: Time) -> Time {
+    let step = |over: Time, event: &&Event| match event.what {
         What::ClockStepped(by) if by < 0 && event.from <= over => {
             over.plus(Duration::from_micros(by.unsigned_abs()))
         }
         _ => over,
     };
-    history.events.iter().fold(over, step)
+    let since = history.events.iter().filter(|event| event.to >= asked);
+    let mut steps: Vec<_> = since.collect();
+    // Each may make the lease live to see the next.
+    steps.sort_by_key(|event| event.from);
+    steps.iter().fold(over, step)
 }

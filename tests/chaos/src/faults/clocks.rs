@@ -46,7 +46,7 @@ pub(super) async fn clients(mut stage: Stage<'_>) {
         .args(["--seed", &stage.rng.random::<u32>().to_string()])
         .args(["--endpoint", &stage.world.endpoints().join(",")])
         .args(["--register", &stage.world.register()])
-        .args(["--seconds", &stage.time.as_secs().to_string()])
+        .args(["--seconds", &stage.time.as_secs().max(3).to_string()])
         .envs(clock.environment())
         .stderr(Stdio::null())
         .kill_on_drop(true);

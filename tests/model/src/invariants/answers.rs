@@ -55,7 +55,7 @@ fn check_one(facts: &Facts<'_>, lease: &Lease<'_>) -> Option<Violation> {
         if op.granted().is_some() && shown.expires_at - shown.acquired_at != ttl {
             return wrong("its end is not one TTL after the grant", op);
         }
-        let longest = shown.ttl + facts.history.set_back_by(op.answered);
+        let longest = shown.ttl + facts.history.set_back_by(lease.asked, op.answered);
         // A word of a stream counts from its opening.
         let longest = match op.call {
             Call::KeepAlive { .. } => longest + op.answered.since(op.sent),

@@ -13,7 +13,7 @@
 
 use super::Violation;
 use crate::{
-    history::{Call, Op, Outcome, Time},
+    history::{Call, Op, Outcome, Time, Via},
     leases::{Facts, Lease, Resource},
 };
 
@@ -48,6 +48,10 @@ fn revived(facts: &Facts<'_>, resource: &Resource<'_>, op: &Op) -> Option<Violat
         let what = format!("{} had ended, and {} succeeds", lease.token, op.call.kind());
         return Some(Violation::new(what, &[end, op]));
     }
+    // By the database's own clock alone, so no fault excuses it.
+    if let Some(late) = landed_late(resource, lease, op) {
+        return Some(late);
+    }
     let others = lease
         .answers
         .iter()
@@ -61,7 +65,7 @@ fn revived(facts: &Facts<'_>, resource: &Resource<'_>, op: &Op) -> Option<Violat
         );
         return Some(Violation::new(what, &[lease.answers[0], op]));
     }
-    landed_late(resource, lease, op)
+    None
 }
 
 /// Get says free, and the lease is alive later.
@@ -109,7 +113,7 @@ fn time_up<'a>(
     answers: impl Iterator<Item = &'a Op>,
     op: &Op,
 ) -> Option<Time> {
-    let by_library = |op: &Op| op.via == crate::history::Via::Library;
+    let by_library = |op: &Op| op.via == Via::Library;
     let open = resource
         .calls_of(lease.owner)
         .iter()
@@ -123,9 +127,9 @@ fn time_up<'a>(
 }
 
 /// A renewal that landed after the end, by the database's clock, when no other was
-/// under way.
+/// under way. A call of the library may be several.
 fn landed_late(resource: &Resource<'_>, lease: &Lease<'_>, op: &Op) -> Option<Violation> {
-    let (Call::Renew { .. }, Some(shown)) = (&op.call, op.shown()) else {
+    let (Call::Renew { .. }, Via::Stub(_), Some(shown)) = (&op.call, op.via, op.shown()) else {
         return None;
     };
     let others = resource.calls_of(lease.owner).iter().filter(|other| {
@@ -133,7 +137,8 @@ fn landed_late(resource: &Resource<'_>, lease: &Lease<'_>, op: &Op) -> Option<Vi
     });
     let mut before: Option<(i64, &Op)> = None;
     for other in others {
-        if other.is_unknown() || (other.sent <= op.answered && other.answered >= op.sent) {
+        let may_be_several = other.is_unknown() || other.via == Via::Library;
+        if may_be_several || (other.sent <= op.answered && other.answered >= op.sent) {
             return None;
         }
         let shown = other
@@ -279,6 +284,7 @@ mod tests {
             unreachable!()
         };
         shown.expires_at += 1;
-        bad(super::check, [granted(), renewed]);
+        bad(super::check, [granted(), renewed.clone()]);
+        bad_with(super::check, [fault(0..2000)], [granted(), renewed]);
     }
 }

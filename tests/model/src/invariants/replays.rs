@@ -54,7 +54,7 @@ fn fits(resource: &Resource<'_>, lease: &Lease<'_>, op: &Op) -> bool {
     match &op.outcome {
         Outcome::Lock(shown) => shown.token == lease.token,
         Outcome::Held { .. } => false,
-        Outcome::No(reason) => reason != "REQUEST_SPENT" || maybe_renewed,
+        Outcome::No(reason) => reason == "REQUEST_SPENT" && maybe_renewed,
         Outcome::Done | Outcome::Unknown(_) => true,
     }
 }
