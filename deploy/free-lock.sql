@@ -1,0 +1,15 @@
+-- Takes a lease from its holder, as a release does: the row and its token stay, so the next lease
+-- has a larger token. Never DELETE the row. Changes nothing when another lease has begun meanwhile.
+--
+--   psql -X -v ON_ERROR_STOP=1 -v resource=NAME -v token=N -f free-lock.sql "$DATABASE_URL"
+--
+-- UPDATE 1: freed. UPDATE 0: this lease is over already.
+BEGIN;
+SET LOCAL synchronous_commit = on;
+SET LOCAL lock_timeout = '5s';
+UPDATE fencepost.locks
+   SET released = true, expires_at = clock_timestamp()
+ WHERE resource = :'resource' AND fencing_token = :token
+   AND NOT released AND expires_at > clock_timestamp()
+RETURNING owner, acquired_at, labels;
+COMMIT;
