@@ -132,7 +132,7 @@ def selected(selector, labels):
 def check_server(origin, resources):
     """The server's Deployment, against what points at it and what the server is."""
     of_kind = {kind: [r for r in resources if r["kind"] == kind] for kind in {r["kind"] for r in resources}}
-    for server in of_kind.get("Deployment", []):
+    for server in of_kind.get("Deployment", []) + of_kind.get("Job", []):
         pod = server["spec"]["template"]["spec"]
         labels = server["spec"]["template"]["metadata"]["labels"]
         what = f"{origin}: {name_of(server)}"
@@ -181,6 +181,8 @@ def check_manifests():
     rendered = {path.stem: documents(path) for path in sorted(RENDERED.glob("*.yaml"))
                 if path.stem.startswith(("kustomize-", "helm-"))}
     own = set()
+    # Not part of an overlay.
+    rendered["advance-tokens"] = documents(HERE / "kubernetes/example/advance-tokens.yaml")
     for origin, resources in rendered.items():
         check(origin, resources, "is empty")
         for resource in resources:
@@ -288,7 +290,12 @@ def check_alerts():
     else:
         print("deploy-check: README.md has no table of metrics: prometheus/metrics.txt is not compared with it")
 
-    runbook = anchors((HERE / "README.md").read_text())
+    text = (HERE / "README.md").read_text()
+    runbook = anchors(text)
+    for page, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", text):
+        target = HERE / page if page else HERE / "README.md"
+        check("deploy/README.md", target.exists(), f"there is no {page}")
+        check("deploy/README.md", not anchor or anchor in anchors(target.read_text()), f"{page} has no #{anchor}")
     rules = yaml.safe_load((HERE / "prometheus/fencepost.rules.yaml").read_text())
     alerts = {rule["alert"]: rule for group in rules["groups"] for rule in group["rules"]}
     for name, rule in alerts.items():
@@ -320,6 +327,10 @@ def check_dashboard():
         check(panel["title"], panel.get("description"), "has no description")
         for target in panel["targets"]:
             check_expression(panel["title"], target["expr"], series)
+    # For promtool, which knows no other way to look at an expression.
+    expressions = [target["expr"].replace("$__rate_interval", "5m") for panel in panels for target in panel["targets"]]
+    rules = [{"record": f"panel:{number}", "expr": expression} for number, expression in enumerate(expressions)]
+    (RENDERED / "dashboard.rules").write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
     used = {name for panel in panels for target in panel["targets"]
             for name in re.findall(r"fencepost_\w+", target["expr"])}
     unused = {name.removesuffix("_bucket") for name in series if not name.endswith(("_sum", "_count"))

@@ -58,6 +58,8 @@ quietly 'Dockerfile, by hadolint' "$HADOLINT" Dockerfile
 quietly 'alerts, by promtool check rules' "$PROMTOOL" check rules "$rules"
 quietly 'alerts fire and do not fire, by promtool test rules' "$PROMTOOL" test rules prometheus/fencepost.test.yaml
 
+quietly "the runbook's SQL, on a Postgres" ./check-sql.sh
+
 prometheus_rule >"$tmp/prometheusrule.yaml"
 cmp -s "$tmp/prometheusrule.yaml" kubernetes/monitoring/prometheusrule.yaml \
     || die 'kubernetes/monitoring/prometheusrule.yaml is not what the rules are: run deploy/check.sh write'
@@ -84,3 +86,5 @@ done
 say 'chart refuses bad values: ok'
 
 "$PYTHON" check.py "$tmp"
+# check.py has left the dashboard's expressions as rules.
+quietly "the dashboard's expressions, by promtool check rules" "$PROMTOOL" check rules "$tmp/dashboard.rules"
