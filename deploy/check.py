@@ -150,9 +150,9 @@ def check_server(origin, resources):
         container = pod["containers"][0]
         environment = {e["name"]: e["value"] for e in container["env"]}
         for variable in ("FENCEPOST_LISTEN", "FENCEPOST_HTTP_LISTEN"):
-            port = environment[variable].removeprefix("0.0.0.0:")
+            port = environment.get(variable, "nothing").removeprefix("0.0.0.0:")
             check(what, port.isdigit() and int(port) in [p["containerPort"] for p in container["ports"]],
-                  f"{variable} is {environment[variable]}")
+                  f"{variable} is {environment.get(variable)}")
         for probe, service in {"startupProbe": "liveness", "livenessProbe": "liveness",
                                "readinessProbe": "fencepost.v1.LockService"}.items():
             check(what, container[probe]["grpc"] == {"port": 50051, "service": service}, probe)
@@ -188,10 +188,13 @@ def check_manifests():
         for resource in resources:
             validate(origin, resource)
             own |= {resource["kind"]} & OPERATOR.keys()
-        check_server(origin, resources)
     done(f"{sum(map(len, rendered.values()))} manifests, by the strict schemas of Kubernetes {' and '.join(KUBERNETES)}")
     print(f"deploy-check: no schema of the operator's is to be had: of {', '.join(sorted(own))} the structure alone"
           " is checked, by our own")
+
+    for origin, resources in rendered.items():
+        check_server(origin, resources)
+    done("pods are locked down; probes, ports and selectors meet")
 
     base = {name_of(r): r for r in rendered["kustomize-base"]}
     chart = {name_of(r): r for r in rendered["helm-default"]}
@@ -224,6 +227,7 @@ def check_settings():
     schema = package / "builtin_schemas/vendor/compose-spec.json"
     for error in jsonschema.Draft7Validator(json.loads(schema.read_text())).iter_errors(compose):
         check("compose.yaml", False, f"{error.json_path}: {error.message}")
+    done("compose.yaml, by its schema")
     for name, service in compose["services"].items():
         for secret in service.get("secrets", []):
             check(f"compose.yaml: {name}", secret in compose["secrets"], f"no secret {secret}")
@@ -231,7 +235,7 @@ def check_settings():
             check(f"compose.yaml: {name}", other in compose["services"], f"no service {other}")
         if name.startswith("fencepost-"):
             check(f"compose.yaml: {name}", seconds(service["stop_grace_period"]) >= drain + 5, "stop_grace_period")
-    done("compose.yaml, by its schema; settings are the programs', and stops are longer than the drain")
+    done("settings are the programs', and stops are longer than the drain")
 
 
 def read_sources(folder):
@@ -339,7 +343,7 @@ def check_dashboard():
     done(f"dashboard: {len(panels)} panels, every metric is there and shown")
 
 
-check_manifests()
 check_settings()
+check_manifests()
 check_alerts()
 check_dashboard()
