@@ -225,7 +225,7 @@ def check_settings():
     # Of that package the file alone is used; to import it takes more than is installed.
     package = Path(importlib.util.find_spec("check_jsonschema").submodule_search_locations[0])
     schema = package / "builtin_schemas/vendor/compose-spec.json"
-    for error in jsonschema.Draft7Validator(json.loads(schema.read_text())).iter_errors(compose):
+    for error in jsonschema.Draft202012Validator(json.loads(schema.read_text())).iter_errors(compose):
         check("compose.yaml", False, f"{error.json_path}: {error.message}")
     done("compose.yaml, by its schema")
     for name, service in compose["services"].items():
