@@ -62,7 +62,7 @@ impl Plan {
             // The largest token of all has no index, and a leap is rare.
             return None;
         }
-        let of_many = matches!(&self.place, Some((name, _)) if name.ends_with("_all_v1"));
+        let of_many = matches!(&self.place, Some((name, _)) if name.contains("_all_v"));
         walk(&self.plan)
             // Rows are locked in the order in which they were asked for.
             .or_else(|| of_many.then(|| out_of_order(&self.plan)).flatten())
@@ -183,6 +183,10 @@ impl Session {
         assert_eq!(acquire("a", "").await, "granted");
         let release = format!("'{name}', 'a', {}", token().await);
         assert_eq!(self.run("release", &release, "outcome").await, "released");
+        assert_eq!(acquire("a", "").await, "granted");
+        let release = format!("'{name}', 'a', {}", token().await);
+        let released = self.run("old release", &release, "outcome").await;
+        assert_eq!(released, "released");
         assert_eq!(acquire("b", "").await, "granted");
         self.statements_of_many(&name, uuid).await;
         let orphan = format!("'{{{name}}}', '{{{uuid}}}'");
@@ -218,6 +222,8 @@ impl Session {
             self.run("release_all", &leases, "outcome").await,
             "superseded"
         );
+        let released = self.run("old release_all", &leases, "outcome").await;
+        assert_eq!(released, "superseded");
         // As before, with the attempt that is given back.
         let again = format!("'{name}', 'b', '', '{uuid}', 60000, '{{}}'");
         assert_eq!(self.run("acquire", &again, "outcome").await, "granted");
@@ -229,8 +235,21 @@ impl Session {
     }
 }
 
-/// What servers of the schema's first version send, and run side by side with ours.
-const OLD_RENEW: &str = "SELECT outcome FROM fencepost.renew_v1($1, $2, $3, $4, true)";
+/// What servers of earlier versions send, and run side by side with ours.
+const OLD: [(&str, &str); 3] = [
+    (
+        "old renew",
+        "SELECT outcome FROM fencepost.renew_v1($1, $2, $3, $4, true)",
+    ),
+    (
+        "old release",
+        "SELECT outcome FROM fencepost.release_v1($1, $2, $3)",
+    ),
+    (
+        "old release_all",
+        "SELECT resource, outcome FROM fencepost.release_all_v1($1, $2, $3)",
+    ),
+];
 
 /// Name and text of every statement of the store.
 fn statements() -> BTreeMap<String, String> {
@@ -240,10 +259,10 @@ fn statements() -> BTreeMap<String, String> {
         (name, fs::read_to_string(path).unwrap())
     };
     let files = fs::read_dir(directory).unwrap();
-    let old = ("old renew".to_owned(), OLD_RENEW.to_owned());
+    let old = OLD.map(|(name, sql)| (name.to_owned(), sql.to_owned()));
     files
         .map(|file| entry(&file.unwrap().path()))
-        .chain([old])
+        .chain(old)
         .collect()
 }
 

@@ -83,12 +83,12 @@ pub const MUTANTS: &[Mutant] = &[
         scenario: Scenario::Plain,
         edits: &[
             (
-                "release_v1",
+                "release_v2",
                 "UPDATE fencepost.locks AS l SET released = true, expires_at = t WHERE",
                 "DELETE FROM fencepost.locks AS l WHERE",
             ),
             (
-                "release_all_v1",
+                "release_all_v2",
                 "UPDATE fencepost.locks AS l\n           SET released = true, expires_at = least(l.expires_at, clock_timestamp())\n         WHERE",
                 "DELETE FROM fencepost.locks AS l\n         WHERE",
             ),
@@ -103,8 +103,8 @@ pub const MUTANTS: &[Mutant] = &[
             ("acquire_all_v1", "clock_timestamp()", "now()"),
             ("renew_v1", "clock_timestamp()", "now()"),
             ("renew_all_v1", "clock_timestamp()", "now()"),
-            ("release_v1", "clock_timestamp()", "now()"),
-            ("release_all_v1", "clock_timestamp()", "now()"),
+            ("release_v2", "clock_timestamp()", "now()"),
+            ("release_all_v2", "clock_timestamp()", "now()"),
         ],
     },
     Mutant {
@@ -187,12 +187,12 @@ pub const MUTANTS: &[Mutant] = &[
         scenario: Scenario::Plain,
         edits: &[
             (
-                "release_v1",
+                "release_v2",
                 "WHEN p_token < held.fencing_token                         THEN 'superseded'",
                 "",
             ),
             (
-                "release_all_v1",
+                "release_all_v2",
                 "WHEN j.asked_token < j.fencing_token  THEN 'superseded'",
                 "",
             ),

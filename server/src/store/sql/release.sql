@@ -1,1 +1,1 @@
-SELECT outcome FROM fencepost.release_v1($1, $2, $3)
+SELECT outcome, held_us FROM fencepost.release_v2($1, $2, $3)

@@ -1,1 +1,1 @@
-SELECT resource, outcome FROM fencepost.release_all_v1($1, $2, $3)
+SELECT resource, outcome, held_us FROM fencepost.release_all_v2($1, $2, $3)
