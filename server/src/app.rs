@@ -17,12 +17,14 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
+    census,
     config::{Config, DatabaseSource, DrainConfig},
     http,
     keep_alive::KeepAlive,
+    metrics::Metrics,
     private_postgres::{PrivatePostgres, PrivatePostgresError},
     purge,
-    service::{self, health},
+    service::{self, Locks, health},
     shutdown::{Signal, Signals},
     store::{self, AdvanceError, Advanced, DatabaseUrl, MigrateError, Schema, Store, StoreConfig},
     telemetry::Chain,
@@ -169,7 +171,7 @@ pub(crate) async fn advance_tokens(
     force: bool,
 ) -> Result<Advanced, AppError> {
     let database = Database::open(config.database, &config.store, Schema::Expect).await?;
-    let store = Store::new(&database.url, config.store)?;
+    let store = Store::new(&database.url, config.store, Metrics::new().store)?;
     let advanced = store.advance_tokens(at_least, force).await;
     store.drain().await;
     database.close().await;
@@ -246,7 +248,8 @@ impl Server {
         };
         let database = Database::open(config.database, &config.store, Schema::Migrate).await?;
         let retention = config.store.purge_retention;
-        let store = Store::new(&database.url, config.store)?;
+        let metrics = Metrics::new();
+        let store = Store::new(&database.url, config.store, metrics.store.clone())?;
 
         let calls = TaskTracker::new();
         let draining = CancellationToken::new();
@@ -265,17 +268,13 @@ impl Server {
             "give back",
             give_back(store.clone(), closing.clone()),
         ));
-        tasks.spawn(named(
-            "purge",
-            purge::run(store.clone(), retention, closing.clone()),
-        ));
+        let purging = purge::run(store.clone(), retention, closing.clone());
+        tasks.spawn(named("purge", purging));
+        let counting = census::run(store.clone(), retention, closing.clone());
+        tasks.spawn(named("census", counting));
         tasks.spawn(named(
             "health report",
             reporter.run(store.health(), draining.clone(), closing.clone()),
-        ));
-        tasks.spawn(named(
-            "http",
-            logged(http::serve(http_listener, health.clone(), closing.clone())),
         ));
         if let Some(postgres) = &database.private {
             // Nobody but us would start it again.
@@ -287,15 +286,33 @@ impl Server {
             let served = service::serve_health(listener, health.clone(), closing.clone());
             tasks.spawn(named("health port", logged(served)));
         }
-        let (keep_alive, schedule) =
-            KeepAlive::new(store.clone(), config.keep_alive, closing.clone());
+        let (keep_alive, schedule) = KeepAlive::new(
+            store.clone(),
+            config.keep_alive,
+            metrics.streams.clone(),
+            closing.clone(),
+        );
         tasks.spawn(named("keep alive", schedule));
+        let scrape = {
+            let (metrics, health) = (metrics.clone(), health.clone());
+            let (store, keep_alive) = (store.clone(), keep_alive.clone());
+            move || {
+                store.measure();
+                keep_alive.measure();
+                metrics.ready.set(health.is_ready().into());
+                metrics.text()
+            }
+        };
+        let served = http::serve(http_listener, health.clone(), scrape, closing.clone());
+        tasks.spawn(named("http", logged(served)));
+        let limits = config.service.ttl;
+        let locks = Locks::new(store.clone(), keep_alive.clone(), limits, &metrics);
         let served = service::serve(
             listener,
             config.service,
-            store.clone(),
-            keep_alive.clone(),
+            locks,
             health,
+            metrics.rpcs,
             calls.clone(),
             closing.clone(),
         );

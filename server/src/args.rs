@@ -66,7 +66,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, env = "FENCEPOST_LISTEN", default_value = "127.0.0.1:50051")]
     pub(crate) listen: SocketAddr,
 
-    /// Where /livez and /readyz are served over HTTP.
+    /// Where /livez, /readyz and /metrics are served over HTTP.
     #[arg(long, env = "FENCEPOST_HTTP_LISTEN", default_value = "127.0.0.1:50052")]
     pub(crate) http_listen: SocketAddr,
 

@@ -1,14 +1,22 @@
-//! The HTTP port, for probes that do not speak gRPC.
+//! The HTTP port, for probes that do not speak gRPC, and for Prometheus.
 
 use std::{future::poll_fn, io, net::SocketAddr, time::Duration};
 
-use axum::{Router, http::StatusCode, routing::get, serve::Listener};
+use axum::{
+    Router,
+    http::{StatusCode, header::CONTENT_TYPE},
+    routing::get,
+    serve::Listener,
+};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use crate::service::{
-    health::HealthService,
-    incoming::{Connection, Incoming},
+use crate::{
+    metrics,
+    service::{
+        health::HealthService,
+        incoming::{Connection, Incoming},
+    },
 };
 
 /// Connections at one time.
@@ -17,11 +25,12 @@ const ROOM: usize = 32;
 /// A connection that is kept for the next probe is silent between two.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// Serves `/livez` (the process lives) and `/readyz` (locks can be taken here)
-/// until `closing`.
+/// Serves `/livez` (the process lives), `/readyz` (locks can be taken here) and
+/// `/metrics`, as `scrape` has them, until `closing`.
 pub(crate) async fn serve(
     listener: TcpListener,
     health: HealthService,
+    scrape: impl Fn() -> String + Clone + Send + Sync + 'static,
     closing: CancellationToken,
 ) -> io::Result<()> {
     let readyz = move || async move {
@@ -31,9 +40,11 @@ pub(crate) async fn serve(
             (StatusCode::SERVICE_UNAVAILABLE, "not ready\n")
         }
     };
+    let metrics = move || async move { ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], scrape()) };
     let router = Router::new()
         .route("/livez", get(|| async { "ok\n" }))
-        .route("/readyz", get(readyz));
+        .route("/readyz", get(readyz))
+        .route("/metrics", get(metrics));
     let incoming = Incoming::new(listener, ROOM).silent_for(SILENCE);
     axum::serve(incoming, router)
         .with_graceful_shutdown(closing.cancelled_owned())

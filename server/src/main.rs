@@ -1,17 +1,19 @@
 //! `fencepostd`, the Fencepost lock server: gRPC in front, the PostgreSQL that
 //! its users already run behind.
 //!
-//! Imports follow one direction: `app` → { `service`, `keep_alive`, `purge` } → `store` →
-//! `lock`. `lock` knows neither gRPC nor Postgres, `store` alone knows SQL, and
-//! `service` alone knows tonic.
+//! Imports follow one direction: `app` → { `service`, `keep_alive`, `purge`, `census` } →
+//! `store` → `metrics` → `lock`. `lock` knows neither gRPC nor Postgres, `store` alone
+//! knows SQL, and `service` alone knows tonic.
 
 mod app;
 mod args;
+mod census;
 mod clock;
 mod config;
 mod http;
 mod keep_alive;
 mod lock;
+mod metrics;
 mod private_postgres;
 mod purge;
 mod service;

@@ -40,6 +40,7 @@ mod keep_alive_outage;
 mod leaps;
 mod limits;
 mod limits_ttl;
+mod metrics;
 mod migrate;
 mod names;
 mod object_stub;

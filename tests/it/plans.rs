@@ -198,6 +198,7 @@ impl Session {
         );
         self.run("purge", "'', 500, 600000, 'infinity'", "purged")
             .await;
+        self.run("census", "'', 1000", "live").await;
     }
 
     /// Those of a round, on a row that is held by `b`, and on one that is not there.

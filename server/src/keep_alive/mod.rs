@@ -61,6 +61,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     lock::{Lease, Loss, Outage},
+    metrics::{Gauge, StreamMetrics, count},
     store::{Renew, Store},
 };
 
@@ -125,6 +126,7 @@ pub(crate) struct KeepAlive {
     next_id: Arc<AtomicU64>,
     max_streams: usize,
     room: Arc<Semaphore>,
+    open: Gauge,
 }
 
 type Id = u64;
@@ -174,6 +176,7 @@ impl KeepAlive {
     pub(crate) fn new(
         store: Store,
         config: KeepAliveConfig,
+        metrics: StreamMetrics,
         closing: CancellationToken,
     ) -> (Self, impl Future<Output = ()> + Send + 'static) {
         let (sender, events) = mpsc::channel(QUEUE);
@@ -182,8 +185,12 @@ impl KeepAlive {
             next_id: Arc::default(),
             max_streams: config.max_streams,
             room: Arc::new(Semaphore::new(config.max_streams)),
+            open: metrics.open.clone(),
         };
-        (handle, schedule::run(store, config, events, closing))
+        (
+            handle,
+            schedule::run(store, config, metrics, events, closing),
+        )
     }
 
     /// Opens a stream.
@@ -210,5 +217,10 @@ impl KeepAlive {
     /// have heard it.
     pub(crate) fn listeners(&self) -> usize {
         self.max_streams - self.room.available_permits()
+    }
+
+    /// Brings the gauge up to date.
+    pub(crate) fn measure(&self) {
+        self.open.set(count(self.listeners()));
     }
 }

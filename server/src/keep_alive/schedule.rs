@@ -21,6 +21,7 @@ use super::{
 };
 use crate::{
     lock::RenewError,
+    metrics::StreamMetrics,
     store::{Renewal, Renewed, Store},
 };
 
@@ -44,10 +45,11 @@ fn retry(left: Duration) -> Duration {
 pub(super) async fn run(
     store: Store,
     config: KeepAliveConfig,
+    metrics: StreamMetrics,
     mut told: mpsc::Receiver<Event>,
     closing: CancellationToken,
 ) {
-    let mut schedule = Schedule::new(store, config);
+    let mut schedule = Schedule::new(store, config, metrics);
     loop {
         schedule.send_batch();
         tokio::select! {
@@ -63,8 +65,9 @@ pub(super) async fn run(
             }
         }
     }
-    for stream in schedule.streams.into_values() {
-        stream.out.send_replace(State::Ended(End::Draining));
+    let open: Vec<Id> = schedule.streams.keys().copied().collect();
+    for id in open {
+        schedule.close(id, Some(End::Draining));
     }
 }
 
@@ -85,6 +88,7 @@ async fn passed(time: Option<Instant>) {
 struct Schedule {
     store: Store,
     config: KeepAliveConfig,
+    metrics: StreamMetrics,
     streams: HashMap<Id, Stream>,
     /// One entry for each stream: its `next_event`.
     events: BTreeSet<(Instant, Id)>,
@@ -99,10 +103,11 @@ struct Schedule {
 }
 
 impl Schedule {
-    fn new(store: Store, config: KeepAliveConfig) -> Self {
+    fn new(store: Store, config: KeepAliveConfig, metrics: StreamMetrics) -> Self {
         Self {
             store,
             config,
+            metrics,
             streams: HashMap::new(),
             events: BTreeSet::new(),
             ready: BTreeSet::new(),
@@ -136,6 +141,16 @@ impl Schedule {
         if let Some(stream) = self.streams.remove(&id) {
             self.events.remove(&(stream.next_event(), id));
             self.ready.remove(&(stream.trusted_until, id));
+            let ended = &self.metrics.ended;
+            let ended = match end {
+                Some(End::Lost(loss)) => ended.lost(loss),
+                Some(End::Unavailable) => &ended.unavailable,
+                Some(End::Reopen) => &ended.reopen,
+                Some(End::Deadline) => &ended.deadline,
+                Some(End::Draining) => &ended.draining,
+                None => &ended.gone,
+            };
+            ended.inc();
             if let Some(end) = end {
                 stream.out.send_replace(State::Ended(end));
             }
@@ -264,10 +279,16 @@ impl Schedule {
         let config = self.config;
         let latest = self.is_latest(attempt);
         match answer {
-            Ok(renewed) => self.with(attempt.id, |stream| {
-                stream.renewed(renewed, sent, latest, &config)
-            }),
-            Err(RenewError::Lost(loss)) => self.close(attempt.id, Some(End::Lost(loss))),
+            Ok(renewed) => {
+                self.metrics.renewals.landed(renewed.slack);
+                self.with(attempt.id, |stream| {
+                    stream.renewed(renewed, sent, latest, &config)
+                });
+            }
+            Err(RenewError::Lost(loss)) => {
+                self.metrics.renewals.lost(loss);
+                self.close(attempt.id, Some(End::Lost(loss)));
+            }
             Err(RenewError::Outage(outage)) => {
                 tracing::debug!(error = %crate::telemetry::Chain(&outage), "a renewal has no verdict");
                 self.try_again(attempt);
@@ -312,7 +333,10 @@ mod tests {
     use tokio::{sync::watch, time::Instant};
 
     use super::{Id, Opened, Schedule, State};
-    use crate::keep_alive::stage::{CONFIG, keep, store};
+    use crate::{
+        keep_alive::stage::{CONFIG, keep, store},
+        metrics::Metrics,
+    };
 
     /// A stream that is to hear something within so many seconds.
     fn open(schedule: &mut Schedule, id: Id, seconds: u64) -> watch::Receiver<State> {
@@ -325,7 +349,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_most_urgent_comes_first_whatever_becomes_of_it() {
-        let mut schedule = Schedule::new(store(), CONFIG);
+        let mut schedule = Schedule::new(store(), CONFIG, Metrics::new().streams);
         let waiting = |schedule: &Schedule| -> Vec<Id> {
             let ready = schedule.ready.iter();
             ready.map(|(_, id)| *id).collect()
@@ -347,7 +371,7 @@ mod tests {
     #[tokio::test]
     async fn a_crowd_that_waits_delays_no_event() {
         const CROWD: u64 = 20_000;
-        let mut schedule = Schedule::new(store(), CONFIG);
+        let mut schedule = Schedule::new(store(), CONFIG, Metrics::new().streams);
         let began = Instant::now();
         let mut told = Vec::new();
         for id in 0..CROWD {

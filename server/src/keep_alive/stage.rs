@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::{Keep, KeepAliveConfig};
 use crate::{
     lock::{FencingToken, Owner, Resource},
+    metrics::Metrics,
     store::{Limits, Renew, Store, StoreConfig, SynchronousCommit},
 };
 
@@ -41,5 +42,5 @@ pub(super) fn store() -> Store {
         limits: Limits::within(CONFIG.request_timeout),
     };
     let url = "postgresql://nobody@127.0.0.1:1/none".parse().unwrap();
-    Store::new(&url, config).unwrap()
+    Store::new(&url, config, Metrics::new().store).unwrap()
 }

@@ -18,11 +18,15 @@ use std::{
 use http::{HeaderMap, Request, Response};
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
-use tonic::{Code, Status, body::Body};
+use tonic::body::Body;
 use tower::{Layer, Service};
 use tracing::Instrument as _;
 
-use super::status;
+use super::{
+    observe::{Observed, code},
+    status,
+};
+use crate::metrics::RpcMetrics;
 
 /// When a call is over, as its handler finds it among the extensions.
 #[derive(Debug, Clone, Copy)]
@@ -37,11 +41,16 @@ pub(super) struct Deadline {
 pub(super) struct EdgeLayer {
     budget: Duration,
     calls: TaskTracker,
+    metrics: RpcMetrics,
 }
 
 impl EdgeLayer {
-    pub(super) fn new(budget: Duration, calls: TaskTracker) -> Self {
-        Self { budget, calls }
+    pub(super) fn new(budget: Duration, calls: TaskTracker, metrics: RpcMetrics) -> Self {
+        Self {
+            budget,
+            calls,
+            metrics,
+        }
     }
 }
 
@@ -87,6 +96,7 @@ where
             caller,
         });
         let span = tracing::debug_span!("call", rpc = request.uri().path());
+        let observed = Observed::new(&self.settings.metrics, request.uri().path(), now);
         let token = self.settings.calls.token();
         let answer = self.inner.call(request);
         let call = async move {
@@ -95,16 +105,12 @@ where
                 Err(_) => status::deadline().into_http(),
             };
             drop(token);
-            tracing::debug!(code = ?code(response.headers()), "answered");
-            Ok(response)
+            let code = code(response.headers());
+            tracing::debug!(?code, "answered");
+            Ok(observed.answered(response, code))
         };
         Box::pin(call.instrument(span))
     }
-}
-
-/// The status of an answer that failed before its first message.
-fn code(headers: &HeaderMap) -> Code {
-    Status::from_header_map(headers).map_or(Code::Ok, |status| status.code())
 }
 
 /// Gives an answer that is not ours the form of the contract.

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// A reader that falls behind is told the latest renewal and not each of them.
-pub(super) struct KeepAliveStream {
+pub(crate) struct KeepAliveStream {
     resource: Resource,
     states: WatchStream<State>,
     _listener: Listener,

@@ -8,20 +8,53 @@ use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 
 use super::{convert, edge::Deadline, keep_alive_stream::KeepAliveStream, status};
-use crate::{keep_alive::KeepAlive, lock::TtlLimits, store::Store};
+use crate::{
+    keep_alive::KeepAlive,
+    lock::{AcquireError, RenewError, TtlLimits},
+    metrics::{AcquireMetrics, Metrics, RenewalMetrics},
+    store::{Acquired, Renewed, Store},
+};
 
-pub(super) struct Locks {
+pub(crate) struct Locks {
     store: Store,
     keep_alive: KeepAlive,
     ttl: TtlLimits,
+    acquires: AcquireMetrics,
+    renewals: RenewalMetrics,
 }
 
 impl Locks {
-    pub(super) fn new(store: Store, keep_alive: KeepAlive, ttl: TtlLimits) -> Self {
+    pub(crate) fn new(
+        store: Store,
+        keep_alive: KeepAlive,
+        ttl: TtlLimits,
+        metrics: &Metrics,
+    ) -> Self {
         Self {
             store,
             keep_alive,
             ttl,
+            acquires: metrics.acquires.clone(),
+            renewals: metrics.renewals.clone(),
+        }
+    }
+
+    fn count_acquire(&self, answer: &Result<Acquired, AcquireError>) {
+        let counter = match answer {
+            Ok(Acquired::Granted(grant)) if grant.is_replay() => &self.acquires.replayed,
+            Ok(Acquired::Granted(_)) => &self.acquires.granted,
+            Ok(Acquired::Held(_)) => &self.acquires.held,
+            Err(AcquireError::RequestSpent) => &self.acquires.spent,
+            Err(AcquireError::Outage(_)) => return,
+        };
+        counter.inc();
+    }
+
+    fn count_renewal(&self, answer: &Result<Renewed, RenewError>) {
+        match answer {
+            Ok(renewed) => self.renewals.landed(renewed.slack),
+            Err(RenewError::Lost(loss)) => self.renewals.lost(*loss),
+            Err(RenewError::Outage(_)) => {}
         }
     }
 }
@@ -43,7 +76,9 @@ impl LockService for Locks {
         let deadline = deadline(&request);
         let ask = convert::acquire(request.into_inner(), self.ttl)?;
         let resource = ask.resource.clone();
-        match self.store.acquire(ask, deadline).await {
+        let answer = self.store.acquire(ask, deadline).await;
+        self.count_acquire(&answer);
+        match answer {
             Ok(acquired) => Ok(Response::new(convert::acquired(acquired))),
             Err(error) => Err(status::acquire(error, &resource)),
         }
@@ -69,7 +104,9 @@ impl LockService for Locks {
         let deadline = deadline(&request);
         let ask = convert::renew(request.into_inner(), self.ttl)?;
         let resource = ask.resource.clone();
-        match self.store.renew(ask, deadline).await {
+        let answer = self.store.renew(ask, deadline).await;
+        self.count_renewal(&answer);
+        match answer {
             Ok(renewed) => {
                 tracing::debug!(slack_ms = renewed.slack.as_millis(), "renewed");
                 let lock = Some(convert::lock(renewed.lease));

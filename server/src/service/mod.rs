@@ -1,4 +1,4 @@
-//! All that knows gRPC: wire types in, [`Store`] calls, wire types out.
+//! All that knows gRPC: wire types in, calls of the store, wire types out.
 //!
 //! A call passes the [`edge`], which bounds its time and rewrites what tonic
 //! answers by itself; then its handler, which checks every field ([`convert`])
@@ -11,6 +11,7 @@ pub(crate) mod health;
 pub(crate) mod incoming;
 mod keep_alive_stream;
 mod locks;
+mod observe;
 mod status;
 
 use std::time::Duration;
@@ -20,13 +21,13 @@ use tokio::net::TcpListener;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::transport::Server;
 
+pub(crate) use self::locks::Locks;
 use self::{
     edge::EdgeLayer,
     health::HealthService,
     incoming::{Incoming, room},
-    locks::Locks,
 };
-use crate::{keep_alive::KeepAlive, lock::TtlLimits, store::Store, telemetry::Chain};
+use crate::{lock::TtlLimits, metrics::RpcMetrics, telemetry::Chain};
 
 /// The largest request: the largest valid one is far smaller.
 const MAX_MESSAGE: usize = 64 * 1024;
@@ -51,21 +52,20 @@ pub(crate) struct ServiceConfig {
 pub(crate) async fn serve(
     listener: TcpListener,
     config: ServiceConfig,
-    store: Store,
-    keep_alive: KeepAlive,
+    locks: Locks,
     health: HealthService,
+    metrics: RpcMetrics,
     calls: TaskTracker,
     closing: CancellationToken,
 ) -> Result<(), tonic::transport::Error> {
-    let locks = LockServiceServer::new(Locks::new(store, keep_alive, config.ttl))
-        .max_decoding_message_size(MAX_MESSAGE);
+    let locks = LockServiceServer::new(locks).max_decoding_message_size(MAX_MESSAGE);
     let reflection = || {
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(v1::FILE_DESCRIPTOR_SET)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
     let mut router = server()
-        .layer(EdgeLayer::new(config.request_timeout, calls))
+        .layer(EdgeLayer::new(config.request_timeout, calls, metrics))
         .add_service(locks)
         .add_service(health.into_server());
     match (reflection().build_v1(), reflection().build_v1alpha()) {

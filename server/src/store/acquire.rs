@@ -66,6 +66,11 @@ pub(crate) struct Grant {
 }
 
 impl Grant {
+    /// Whether the lease was there already: this call asked for it again.
+    pub(crate) fn is_replay(&self) -> bool {
+        self.unclaimed.orphan.is_none()
+    }
+
     /// Takes the lease to hand it to the caller. Nothing may be awaited
     /// between this and the answer.
     pub(crate) fn claim(mut self) -> Lease {

@@ -43,6 +43,19 @@ pub(super) enum Failure {
 pub(super) struct Because(pub(super) &'static str);
 
 impl Failure {
+    /// Its name in the metrics.
+    pub(super) fn kind(&self) -> &'static str {
+        match self {
+            Self::NotSent(_) => "not_sent",
+            Self::TooLate => "too_late",
+            Self::Conflict(_) => "conflict",
+            Self::TokenBehind(_) => "token_behind",
+            Self::ReadOnly(_) => "read_only",
+            Self::Refused(_) => "refused",
+            Self::Unknown(_) => "unknown",
+        }
+    }
+
     pub(super) fn unknown(why: &'static str) -> Self {
         Self::Unknown(Box::new(Because(why)))
     }

@@ -156,7 +156,7 @@ impl Returns {
     }
 
     /// How many are known to be leases, and how many may be.
-    fn count(&self) -> (usize, usize) {
+    pub(super) fn count(&self) -> (usize, usize) {
         let queue = self.lock();
         let known = queue.iter().filter(|orphan| orphan.known).count();
         (known, queue.len() - known)

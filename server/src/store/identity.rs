@@ -3,7 +3,7 @@
 use tokio::{sync::Mutex, time::Instant};
 
 use super::{Inner, failure::Failure, row, statement};
-use crate::clock::Moment;
+use crate::{clock::Moment, metrics::LeapMetrics};
 
 /// Lets one task of this replica leap while the others wait for it.
 #[derive(Default)]
@@ -65,6 +65,7 @@ impl Inner {
         let leap = Leap::read(&answer.rows)?;
         *last = Some(Moment::now());
         leap.log();
+        leap.count(&self.metrics.leaps);
         if leap.leapt {
             // Another server may have another clock: let idle rows age anew.
             self.rest_purge();
@@ -90,6 +91,17 @@ impl Leap {
             from: row::column(row, "from_token")?,
             to: row::column(row, "to_token")?,
         })
+    }
+
+    fn count(&self, leaps: &LeapMetrics) {
+        if self.leapt {
+            let kind = if self.clock_behind {
+                &leaps.relative
+            } else {
+                &leaps.absolute
+            };
+            kind.inc();
+        }
     }
 
     pub(super) fn log(&self) {

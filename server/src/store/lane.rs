@@ -15,14 +15,19 @@ use super::{
     release::Release,
     renew::Renew,
 };
-use crate::lock::{Outage, Resource};
+use crate::{
+    lock::{Outage, Resource},
+    metrics::{LaneMetric, count},
+};
 
 /// More rows make a statement last longer than the flush that they share.
 const MOST: usize = 500;
 
 /// Calls that wait, in their order. The store's permits bound them.
-#[derive(Default)]
-pub(super) struct Lane(Mutex<Queue>);
+pub(super) struct Lane {
+    queue: Mutex<Queue>,
+    metrics: LaneMetric,
+}
 
 #[derive(Default)]
 struct Queue {
@@ -40,8 +45,20 @@ impl Queue {
 }
 
 impl Lane {
+    pub(super) fn new(metrics: LaneMetric) -> Self {
+        Self {
+            queue: Mutex::default(),
+            metrics,
+        }
+    }
+
+    /// Brings the gauge up to date.
+    pub(super) fn measure(&self) {
+        self.metrics.waiting.set(count(self.queue().calls.len()));
+    }
+
     fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn push(&self, call: Call) {
@@ -80,6 +97,10 @@ impl Lane {
             } else {
                 queue.calls.extend(round.take(call));
             }
+        }
+        drop(queue);
+        if !round.is_empty() {
+            self.metrics.together.observe(round.calls() as f64);
         }
         round
     }
@@ -128,6 +149,12 @@ pub(super) struct Round {
 impl Round {
     pub(super) fn is_empty(&self) -> bool {
         self.names.is_empty()
+    }
+
+    /// How many calls it answers.
+    fn calls(&self) -> usize {
+        let crowds = self.acquires.iter().map(|crowd| 1 + crowd.others.len());
+        crowds.sum::<usize>() + self.releases.len() + self.renewals.len() + self.gets.len()
     }
 
     pub(super) fn into_calls(self) -> impl Iterator<Item = Call> {

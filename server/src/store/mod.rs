@@ -45,6 +45,7 @@
 mod acquire;
 mod advance;
 mod call;
+mod census;
 mod config;
 mod connection;
 mod failure;
@@ -93,11 +94,13 @@ use self::{
     pool::Pool,
     purge::Watched,
     rounds::Lanes,
+    statement::Statements,
     turns::Turns,
 };
 use crate::{
     clock::Moment,
     lock::{FencingToken, Outage},
+    metrics::{StoreMetrics, count},
 };
 
 /// A cheap handle on the lock table.
@@ -106,6 +109,7 @@ pub(crate) struct Store(Arc<Inner>);
 
 struct Inner {
     config: StoreConfig,
+    metrics: StoreMetrics,
     hosts: Arc<Hosts>,
     pool: Pool,
     lanes: Lanes,
@@ -128,18 +132,25 @@ struct Inner {
 
 impl Store {
     /// Sets the store up; nothing is connected yet.
-    pub(crate) fn new(url: &DatabaseUrl, config: StoreConfig) -> Result<Self, Outage> {
+    pub(crate) fn new(
+        url: &DatabaseUrl,
+        config: StoreConfig,
+        metrics: StoreMetrics,
+    ) -> Result<Self, Outage> {
         let hosts = Arc::new(Hosts::new(url, &config));
-        let pool = |size| {
-            Pool::new(&hosts, &config, size).map_err(|error| Outage::Internal(Box::new(error)))
+        let statements = Arc::new(Statements::new(&metrics));
+        let pool = |name, size| {
+            Pool::new(&hosts, &config, size, &statements, metrics.pool(name))
+                .map_err(|error| Outage::Internal(Box::new(error)))
         };
-        let (calls, probes, renewals) = (pool(config.pool_size)?, pool(1)?, pool(1)?);
+        let calls = pool("calls", config.pool_size)?;
+        let (probes, renewals) = (pool("probes", 1)?, pool("renewals", 1)?);
         Ok(Self(Arc::new(Inner {
             permits: Arc::new(Semaphore::new(config.max_in_flight)),
             turns: Turns::new(config.pool_size),
             hosts,
             pool: calls,
-            lanes: Lanes::default(),
+            lanes: Lanes::new(&metrics.lanes),
             probes,
             renewals,
             identity: Identity::default(),
@@ -148,8 +159,25 @@ impl Store {
             health: watch::Sender::new(Health::Starting),
             watched: Mutex::new(Watched::new(Moment::now().after(config.purge_retention))),
             tracker: TaskTracker::new(),
+            metrics,
             config,
         })))
+    }
+
+    /// Brings the gauges up to date.
+    pub(crate) fn measure(&self) {
+        let Inner {
+            config, metrics, ..
+        } = &*self.0;
+        let free = self.0.permits.available_permits();
+        metrics.in_flight.set(count(config.max_in_flight - free));
+        self.0.lanes.measure();
+        let (known, perhaps) = self.0.returns.count();
+        metrics.orphans.known.set(count(known));
+        metrics.orphans.perhaps.set(count(perhaps));
+        for pool in [&self.0.pool, &self.0.probes, &self.0.renewals] {
+            pool.measure();
+        }
     }
 
     /// Refuses to promise what a crash would make the database forget.

@@ -30,9 +30,12 @@ use super::{
     config::StoreConfig,
     connection::{Connector, Hosts, Settings},
     failure::{Because, Failure},
-    statement::Statement,
+    statement::{Statement, Statements},
 };
-use crate::clock::Moment;
+use crate::{
+    clock::Moment,
+    metrics::{PoolMetrics, count},
+};
 
 pub(super) type Param<'a> = &'a (dyn ToSql + Sync);
 
@@ -64,6 +67,8 @@ pub(super) struct Pool {
     /// WARNINGs seen on any connection. They are rare, so a statement that
     /// was in flight when one came counts as unknown, whoever it was for.
     warnings: Arc<AtomicU64>,
+    statements: Arc<Statements>,
+    metrics: PoolMetrics,
 }
 
 impl Pool {
@@ -71,6 +76,8 @@ impl Pool {
         hosts: &Arc<Hosts>,
         config: &StoreConfig,
         size: usize,
+        statements: &Arc<Statements>,
+        metrics: PoolMetrics,
     ) -> Result<Self, deadpool_postgres::BuildError> {
         let pg = hosts.first();
         let begin = config.pgbouncer.then(|| Settings::new(config).as_begin());
@@ -99,6 +106,8 @@ impl Pool {
             lingering: TaskTracker::new(),
             hosts: Arc::clone(hosts),
             warnings,
+            statements: Arc::clone(statements),
+            metrics,
         })
     }
 
@@ -189,9 +198,15 @@ impl Pool {
         };
         let names = || statements.iter().map(|(statement, _)| statement.name);
         let span = tracing::debug_span!("statement", name = ?names().collect::<Vec<_>>());
+        let ended = |failure| {
+            self.statements
+                .ended(names(), Moment::now().since(sent), failure)
+        };
         let Ok(result) = tokio::time::timeout(self.patience, work.instrument(span)).await else {
             self.linger(connection);
-            return Err(Failure::unknown("no answer from the database in time"));
+            let failure = Failure::unknown("no answer from the database in time");
+            ended(Some(&failure));
+            return Err(failure);
         };
         let result = match result {
             Ok(_) if self.warnings.load(Ordering::Acquire) != warnings => {
@@ -199,6 +214,7 @@ impl Pool {
             }
             other => other,
         };
+        ended(result.as_ref().err());
         match &result {
             Ok(_) => connection.keep(),
             Err(failure) if failure.keeps_connection() => connection.keep(),
@@ -213,6 +229,11 @@ impl Pool {
 
     /// Takes a connection to the Postgres that was met last.
     pub(super) async fn check_out(&self, deadline: Instant) -> Result<Checkout, Failure> {
+        let taken = self.take(deadline).await;
+        taken.inspect_err(|failure| self.metrics.failed(failure.kind()))
+    }
+
+    async fn take(&self, deadline: Instant) -> Result<Checkout, Failure> {
         loop {
             #[expect(
                 clippy::disallowed_methods,
@@ -273,6 +294,16 @@ impl Pool {
     /// How many connections have a statement that is overdue.
     pub(super) fn lingering(&self) -> usize {
         self.lingering.len()
+    }
+
+    /// Brings the gauges up to date.
+    pub(super) fn measure(&self) {
+        let status = self.connections.status();
+        let (idle, overdue) = (status.available, self.lingering());
+        self.metrics.idle.set(count(idle));
+        self.metrics.overdue.set(count(overdue));
+        let in_use = status.size.saturating_sub(idle + overdue);
+        self.metrics.in_use.set(count(in_use));
     }
 
     fn drop_idle(&self) {

@@ -10,7 +10,7 @@ use tokio_postgres::Row;
 use tokio_util::sync::CancellationToken;
 
 use super::{Inner, Store, failure::Failure, identity::Need, row, statement};
-use crate::{clock::Moment, telemetry::Chain};
+use crate::{clock::Moment, metrics::ClockMetrics, telemetry::Chain};
 
 /// How often the store asks.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -63,7 +63,7 @@ impl Store {
         let work = async {
             let mut ticks = tokio::time::interval(INTERVAL);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-            let mut clock = ClockWatch::default();
+            let mut clock = ClockWatch::new(self.0.metrics.clock.clone());
             loop {
                 ticks.tick().await;
                 self.0.probe(&mut clock).await;
@@ -74,13 +74,19 @@ impl Store {
 }
 
 /// What was read last, and how often the clock stepped.
-#[derive(Default)]
 struct ClockWatch {
     last: Option<Reading>,
-    steps: u64,
+    metrics: ClockMetrics,
 }
 
 impl ClockWatch {
+    fn new(metrics: ClockMetrics) -> Self {
+        Self {
+            last: None,
+            metrics,
+        }
+    }
+
     /// Leases end early or late by a step. It is reported and nothing is
     /// rewritten, since a correction by guess would cut good leases.
     fn stepped(&mut self, reading: Reading) -> bool {
@@ -91,10 +97,11 @@ impl ClockWatch {
         else {
             return false;
         };
-        self.steps += 1;
+        self.metrics.last.set(step);
+        let steps = self.metrics.steps.inc() + 1;
         tracing::error!(
             step_seconds = step,
-            steps = self.steps,
+            steps,
             "the database's clock stepped, or another database answers: leases end early or late by the step"
         );
         true

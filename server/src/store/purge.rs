@@ -77,9 +77,12 @@ impl Store {
             )
             .await?;
         let row = row::only(&answer.rows)?;
+        let rows = row::column(row, "purged")?;
+        let counted = u64::try_from(rows).unwrap_or(0);
+        self.0.metrics.purged.inc_by(counted);
         Ok(Purged {
             last: row::column(row, "last_resource")?,
-            rows: row::column(row, "purged")?,
+            rows,
         })
     }
 }

@@ -64,8 +64,9 @@ impl InRounds for Release {
         }
     }
 
-    fn judge(&self, _: &Inner, row: &Row, _: Moment) -> Option<Result<(), ReleaseError>> {
-        Some(judge(row).unwrap_or_else(|failure| Err(Outage::from(failure).into())))
+    fn judge(&self, inner: &Inner, row: &Row, _: Moment) -> Option<Result<(), ReleaseError>> {
+        let verdict = inner.judge_release(row);
+        Some(verdict.unwrap_or_else(|failure| Err(Outage::from(failure).into())))
     }
 }
 
@@ -103,17 +104,21 @@ impl Inner {
                 deadline,
             )
             .await?;
-        judge(row::only(&answer.rows)?)
+        self.judge_release(row::only(&answer.rows)?)
     }
-}
 
-fn judge(row: &Row) -> Result<Result<(), ReleaseError>, Failure> {
-    Ok(match row::column(row, "outcome")? {
-        "released" => Ok(()),
-        "not_found" => Err(ReleaseError::NotFound),
-        "not_owner" => Err(ReleaseError::NotOwner),
-        "superseded" => Err(ReleaseError::Superseded),
-        "token_unknown" => Err(ReleaseError::TokenUnknown),
-        _ => Err(unknown_outcome().into()),
-    })
+    fn judge_release(&self, row: &Row) -> Result<Result<(), ReleaseError>, Failure> {
+        Ok(match row::column(row, "outcome")? {
+            "released" => {
+                let held = row::micros(row, "held_us")?;
+                self.metrics.held.observe(held.as_secs_f64());
+                Ok(())
+            }
+            "not_found" => Err(ReleaseError::NotFound),
+            "not_owner" => Err(ReleaseError::NotOwner),
+            "superseded" => Err(ReleaseError::Superseded),
+            "token_unknown" => Err(ReleaseError::TokenUnknown),
+            _ => Err(unknown_outcome().into()),
+        })
+    }
 }

@@ -102,6 +102,7 @@ impl Store {
         );
         let elsewhere = elsewhere || own.lingering() > 0;
         let pool = if elsewhere { &self.0.pool } else { own };
+        self.0.metrics.lanes.streams.observe(asks.len() as f64);
         let answer = self.0.send_renew_all(pool, asks, deadline).await;
         let renewed = |renewals: &Vec<Renewal>| {
             renewals

@@ -31,7 +31,11 @@ use super::{
     pool::{Answer, Bound, Checkout},
     row,
 };
-use crate::{clock::Moment, lock::Outage};
+use crate::{
+    clock::Moment,
+    lock::Outage,
+    metrics::{LaneMetric, LaneMetrics},
+};
 
 /// A round that is not answered for so long may be stuck on a connection that is
 /// dead and does not say so: the next one goes elsewhere meanwhile. Longer than a
@@ -40,7 +44,6 @@ const OVERDUE: Duration = Duration::from_millis(500);
 
 /// More lanes mean smaller rounds, and more flushes in each other's way: with two
 /// for Acquires and Releases, 64 and 256 clients had less.
-#[derive(Default)]
 pub(super) struct Lanes {
     calls: Arc<Lane>,
     /// Their rounds write nothing, and so wait for no flush and for no standby.
@@ -50,6 +53,22 @@ pub(super) struct Lanes {
 }
 
 impl Lanes {
+    pub(super) fn new(metrics: &LaneMetrics) -> Self {
+        let lane = |metrics: &LaneMetric| Arc::new(Lane::new(metrics.clone()));
+        Self {
+            calls: lane(&metrics.calls),
+            gets: lane(&metrics.gets),
+            renewals: lane(&metrics.renewals),
+        }
+    }
+
+    /// Brings their gauges up to date.
+    pub(super) fn measure(&self) {
+        self.calls.measure();
+        self.gets.measure();
+        self.renewals.measure();
+    }
+
     fn of(&self, call: &Call) -> &Arc<Lane> {
         match call {
             Call::Acquire(_) | Call::Release(_) => &self.calls,

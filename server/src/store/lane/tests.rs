@@ -10,6 +10,7 @@ use crate::{
         AcquireError, FencingToken, Labels, Outage, Owner, ReleaseError, RequestId, Resource,
         TtlLimits,
     },
+    metrics::Metrics,
     store::{
         Acquire, Limits, Release, Store, StoreConfig, SynchronousCommit,
         call::{Ask, Call, Told, Waiting},
@@ -31,7 +32,7 @@ fn store() -> Store {
         limits: Limits::within(MINUTE),
     };
     let url = "postgresql://nobody@127.0.0.1:1/none".parse().unwrap();
-    Store::new(&url, config).unwrap()
+    Store::new(&url, config, Metrics::new().store).unwrap()
 }
 
 struct Stage {
@@ -43,7 +44,7 @@ impl Stage {
     fn new() -> Self {
         Self {
             store: store(),
-            lane: Lane::default(),
+            lane: Lane::new(Metrics::new().store.lanes.calls),
         }
     }
 

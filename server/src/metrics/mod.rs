@@ -1,0 +1,79 @@
+//! What the server tells of itself: Prometheus text, at `/metrics`.
+//!
+//! [`Metrics`] is made once and owns the registry; nothing here is global. Those
+//! who have something to count are handed their handles when they are made, one
+//! for each value of a label, so that counting looks nothing up and allocates
+//! nothing. Only failures of the database look up theirs.
+//!
+//! Counters and histograms are counted where the thing happens. A gauge is a fact
+//! that somebody keeps anyway, the length of a queue or a free place: it is read
+//! when somebody asks, by the `measure` of whoever keeps it.
+//!
+//! No label holds what a caller has sent, so there are as many as are listed here.
+//! The names are those of the README's table, which a test compares with what a
+//! server exports.
+
+mod leases;
+mod registry;
+mod rpcs;
+mod store;
+
+use std::sync::Arc;
+
+pub(crate) use prometheus_client::encoding::prometheus_text::CONTENT_TYPE;
+
+pub(crate) use self::registry::Gauge;
+use self::registry::Registered;
+pub(crate) use self::{
+    leases::{AcquireMetrics, RenewalMetrics, StreamMetrics},
+    rpcs::{RpcMethod, RpcMetrics},
+    store::{
+        ClockMetrics, LaneMetric, LaneMetrics, LeapMetrics, PoolMetrics, StatementMetrics,
+        StoreMetrics, count,
+    },
+};
+
+/// All of it.
+#[derive(Clone)]
+pub(crate) struct Metrics {
+    pub(crate) rpcs: RpcMetrics,
+    pub(crate) acquires: AcquireMetrics,
+    /// Those of Renew.
+    pub(crate) renewals: RenewalMetrics,
+    pub(crate) streams: StreamMetrics,
+    pub(crate) store: StoreMetrics,
+    pub(crate) ready: Gauge,
+    registered: Arc<Registered>,
+}
+
+impl Metrics {
+    pub(crate) fn new() -> Self {
+        let mut registered = Registered::default();
+        let version = registered.family(
+            "fencepost_build_info",
+            "1, for the version that runs",
+            ["version"],
+            Gauge::default,
+        );
+        version([env!("CARGO_PKG_VERSION")]).set(1);
+        let [by_calls, by_streams] = RenewalMetrics::by(["call", "stream"], &mut registered);
+        Self {
+            rpcs: RpcMetrics::new(&mut registered),
+            acquires: AcquireMetrics::new(&mut registered),
+            renewals: by_calls,
+            streams: StreamMetrics::new(&mut registered, by_streams),
+            store: StoreMetrics::new(&mut registered),
+            ready: registered.one(
+                "fencepost_ready",
+                "1 when locks can be taken here and new calls are welcome",
+                Gauge::default(),
+            ),
+            registered: Arc::new(registered),
+        }
+    }
+
+    /// The exposition, as [`CONTENT_TYPE`].
+    pub(crate) fn text(&self) -> String {
+        self.registered.text()
+    }
+}

@@ -1,0 +1,100 @@
+//! How calls end, counted once for each.
+//!
+//! A unary call ends with its answer, a stream with its last message. Whatever is
+//! dropped before that, because its caller left or the connection broke, counts as
+//! CANCELLED.
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use fencepost_proto::v1::LOCK_SERVICE;
+use http::{HeaderMap, Response};
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use tokio::time::Instant;
+use tonic::{Code, Status, body::Body};
+
+use crate::metrics::{RpcMethod, RpcMetrics};
+
+/// A call under way.
+pub(super) struct Observed {
+    method: Arc<RpcMethod>,
+    arrived: Instant,
+    /// What it counts as when it is dropped.
+    code: Code,
+}
+
+impl Observed {
+    pub(super) fn new(metrics: &RpcMetrics, path: &str, arrived: Instant) -> Self {
+        let ours = path
+            .strip_prefix('/')
+            .and_then(|path| path.strip_prefix(LOCK_SERVICE)?.strip_prefix('/'));
+        Self {
+            method: Arc::clone(metrics.method(ours)),
+            arrived,
+            code: Code::Cancelled,
+        }
+    }
+
+    /// The call was answered with this code, if it has one yet: the end of a stream
+    /// is still to come.
+    pub(super) fn answered(mut self, response: Response<Body>, code: Code) -> Response<Body> {
+        self.method.answered(self.arrived.elapsed());
+        if self.method.is_unary() || code != Code::Ok {
+            self.code = code;
+            return response;
+        }
+        response.map(|body| {
+            Body::new(ObservedBody {
+                body,
+                observed: self,
+            })
+        })
+    }
+}
+
+impl Drop for Observed {
+    fn drop(&mut self) {
+        self.method.ended(self.code.into());
+    }
+}
+
+/// The messages of a stream, the last of which says how it ended.
+struct ObservedBody {
+    body: Body,
+    observed: Observed,
+}
+
+impl HttpBody for ObservedBody {
+    type Data = <Body as HttpBody>::Data;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Self::Data>, Status>>> {
+        let frame = Pin::new(&mut self.body).poll_frame(cx);
+        if let Poll::Ready(Some(Ok(frame))) = &frame
+            && let Some(trailers) = frame.trailers_ref()
+        {
+            self.observed.code = code(trailers);
+        }
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// The code in the head of an answer that failed before its first message, or in
+/// the trailers of any.
+pub(super) fn code(headers: &HeaderMap) -> Code {
+    Status::from_header_map(headers).map_or(Code::Ok, |status| status.code())
+}
