@@ -80,7 +80,7 @@ pub const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "delete on release",
-        scenario: Scenario::Plain,
+        scenario: Scenario::Known,
         edits: &[
             (
                 "release_v2",

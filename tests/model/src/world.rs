@@ -21,6 +21,9 @@ use crate::{
 pub enum Scenario {
     /// Nothing.
     Plain,
+    /// No Acquire is dropped under way, and few want the same: every acquisition is
+    /// known of, and seldom followed by another at once.
+    Known,
     /// Owners often ask several times at once for what they have.
     Crowds,
     /// Most Acquires are dropped under way and tried again elsewhere, while somebody
@@ -80,9 +83,11 @@ impl World {
         options.endpoints = self.servers.iter().map(Server::url).collect();
         options.register = Some(self.register.url());
         let load = match scenario {
-            Scenario::Plain | Scenario::Crowds => {
-                if scenario == Scenario::Crowds {
-                    options.crowds = 30;
+            Scenario::Plain | Scenario::Known | Scenario::Crowds => {
+                match scenario {
+                    Scenario::Known => (options.drops, options.resources) = (0, 24),
+                    Scenario::Crowds => options.crowds = 30,
+                    _ => {}
                 }
                 let load = Load::start(options).await?;
                 tokio::time::sleep(time).await;

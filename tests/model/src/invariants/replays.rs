@@ -67,7 +67,10 @@ fn spent(facts: &Facts<'_>, resource: &Resource<'_>, lease: &Lease<'_>, op: &Op)
         .any(|other| lease.may_renew(other) && other.succeeded() && other.answered < op.sent);
     let remembered = !resource.ops.iter().any(|other| {
         let may_grant = match other.outcome {
-            Outcome::Held { .. } | Outcome::No(_) => other.via == Via::Library,
+            // While the lease lived, nothing of it can have been granted.
+            Outcome::Held { .. } | Outcome::No(_) => {
+                other.via == Via::Library && other.answered > lease.until
+            }
             _ => true,
         };
         let after = other.is_unknown() || other.answered >= lease.asked;
