@@ -1,6 +1,9 @@
 //! Postgres as a process: stopped, killed, frozen, without room.
 
+use std::time::Duration;
+
 use fencepost_support::postgres::Stop;
+use tokio::time::{sleep, timeout};
 
 use super::Stage;
 
@@ -66,10 +69,19 @@ async fn fill(mut stage: Stage<'_>, with: &str) {
         })
         .await;
     disk.empty();
-    if !primary.is_running() {
-        primary.start_again().await;
-    }
-    if let Some(session) = world.session("postgres").await {
+    // What it could not write may end it only now: whoever runs it starts it again.
+    let answers = timeout(Duration::from_secs(10), async {
+        loop {
+            if let Some(session) = world.session("postgres").await {
+                return session;
+            }
+            if !primary.is_running() {
+                primary.start_again().await;
+            }
+            sleep(Duration::from_millis(50)).await;
+        }
+    });
+    if let Ok(session) = answers.await {
         let _ = session.batch_execute("DROP TABLE IF EXISTS filling").await;
     }
 }
