@@ -58,6 +58,6 @@ mod saved;
 pub mod world;
 
 pub use invariants::{Violation, check};
-pub use load::{Error, Load, Options};
+pub use load::{Error, Load, Options, failed};
 pub use recorder::Recorder;
 pub use report::{Contradiction, Summary, default_directory, save, verdict};

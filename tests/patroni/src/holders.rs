@@ -10,7 +10,7 @@ use std::{
 };
 
 use fencepost_model::{
-    Recorder,
+    Recorder, failed,
     history::{Call, Op, Outcome, Via},
 };
 use fencepost_support::{
@@ -215,21 +215,4 @@ impl Holder {
             .push(op);
         outcome
     }
-}
-
-/// Transient answers may have happened; all others are final.
-fn failed(status: &Status) -> Outcome {
-    let reason = calls::reason(status).unwrap_or_default();
-    let transient = [
-        "",
-        "STORE_UNAVAILABLE",
-        "DRAINING",
-        "OVERLOADED",
-        "DEADLINE",
-        "INTERNAL",
-    ];
-    if transient.contains(&reason.as_str()) {
-        return Outcome::Unknown(format!("{:?} {reason}", status.code()));
-    }
-    Outcome::No(reason)
 }

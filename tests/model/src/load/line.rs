@@ -278,8 +278,10 @@ fn or_nothing(lock: Option<Lock>) -> Outcome {
     )
 }
 
-/// Anything that the contract does not call final may have happened.
-fn failed(status: &Status) -> Outcome {
+/// What a refused or failed call came to: anything that the contract does not call
+/// final may have happened.
+#[must_use]
+pub fn failed(status: &Status) -> Outcome {
     let last = [
         "LOCK_NOT_FOUND",
         "LOCK_EXPIRED",

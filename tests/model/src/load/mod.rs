@@ -11,6 +11,7 @@ use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+pub use self::line::failed;
 use crate::{
     history::{History, Limits, Time, What},
     recorder::Recorder,
