@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import multiprocessing
 import os
 import signal
 import socket
@@ -45,7 +47,7 @@ class Server(rpc.LockServiceServicer):
 
     def Acquire(self, request: Any, context: Any) -> Any:
         self.asked.append("Acquire")
-        if self.taken:
+        if self.taken or request.resource == "taken":
             return pb.AcquireResponse(holder=pb.Holder(owner=f"no {len(self.asked)}", remaining=seconds(2)))
         if self.empty:
             return pb.AcquireResponse()
@@ -90,7 +92,47 @@ class Nothing(grpc.GenericRpcHandler):
         return grpc.unary_stream_rpc_method_handler(lambda request, context: iter(()))
 
 
+class Told(list):  # type: ignore[type-arg]
+    """Goes to another process, too."""
+
+    def __init__(self, pipe: Any) -> None:
+        super().__init__()
+        self.pipe = pipe
+
+    def append(self, what: Any) -> None:
+        super().append(what)
+        self.pipe.send(what)
+
+
+def serve_alone(pipe: Any) -> None:
+    """In a process of its own, since those who call and those who serve in one share locks of gRPC's."""
+    server, servicer = grpc.server(ThreadPoolExecutor(16)), Server(streams=True)
+    servicer.asked = Told(pipe)
+    rpc.add_LockServiceServicer_to_server(servicer, server)
+    pipe.send(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+    server.start()
+    with contextlib.suppress(EOFError, OSError):
+        pipe.recv()
+    server.stop(None).wait()
+
+
 class ClientTest(unittest.TestCase):
+    def serve_alone(self) -> tuple[str, Any]:
+        """Where it serves, and a pipe on which it tells each call."""
+        here, there = multiprocessing.Pipe()
+        process = multiprocessing.get_context("spawn").Process(target=serve_alone, args=(there,))
+        process.start()
+        there.close()
+        self.addCleanup(process.join)
+        self.addCleanup(here.close)
+        return here.recv(), here
+
+    def asked(self, server: Any) -> list[str]:
+        asked = []
+        while server.poll():
+            asked.append(server.recv())
+        return asked
+
     def serve(self, servicer: Server | None = None, *handlers: Any) -> str:
         server = grpc.server(ThreadPoolExecutor(16), handlers=handlers)
         if servicer is not None:
@@ -245,18 +287,38 @@ class ClientTest(unittest.TestCase):
                 lease.release()
 
     def test_a_signal_handler_may_close_the_client(self) -> None:
-        server = Server(streams=True)
-        client = self.client(self.serve(server))
+        endpoint, server = self.serve_alone()
+        client = self.client(endpoint)
         lease = client.lock("a", ttl=5)
-        server.taken = True
         handlers = iter([lambda: client.close(), lambda: self.fail("it hangs")])
         signal.signal(signal.SIGALRM, lambda *_: next(handlers)())
         self.addCleanup(signal.setitimer, signal.ITIMER_REAL, 0)
         signal.setitimer(signal.ITIMER_REAL, 0.5, 3)
         with self.assertRaises(RuntimeError):
-            client.lock("b", ttl=5, wait=60)
+            client.lock("taken", ttl=5, wait=60)
         self.assertEqual(lease.reason, "CLOSED")
-        self.assertIn("Release", server.asked)
+        self.assertIn("Release", self.asked(server))
+
+    def test_a_signal_handler_may_close_the_client_while_grpc_holds_its_locks(self) -> None:
+        endpoint, server = self.serve_alone()
+        client = self.client(endpoint)
+        held = [client.lock(name, ttl=5) for name in "abc"]
+        observability, main, signals = grpc._observability, threading.get_ident(), [signal.SIGALRM]
+
+        @contextlib.contextmanager
+        def interrupted() -> Any:  # A call is being started, under locks of the channel and of the process.
+            with plugin() as found:
+                if threading.get_ident() == main and signals:
+                    signal.raise_signal(signals.pop())
+                yield found
+
+        signal.signal(signal.SIGALRM, lambda *_: client.close())
+        plugin = observability.get_plugin
+        with mock.patch.object(observability, "get_plugin", interrupted), self.assertRaises(RuntimeError):
+            client.lock("taken", ttl=5, wait=60)
+        self.assertEqual(signals, [])
+        self.assertEqual([lease.reason for lease in held], ["CLOSED"] * 3)
+        self.assertEqual(self.asked(server).count("Release"), 3)
 
     @unittest.skipUnless(hasattr(os, "fork"), "only where processes fork")
     def test_a_forked_copy_is_over_at_once(self) -> None:

@@ -92,22 +92,27 @@ class Client:
         leases, over = list(self._leases), time.monotonic() + self.timeout
         for lease in leases:
             lease._end("CLOSED")  # First of all: whoever still works has to know before the lock is free.
-        # A signal may have come in the middle of a call of this thread, which no other could wait for.
-        here = [lease for lease in leases if lease._asking._is_owned()]  # type: ignore[attr-defined]
-        elsewhere = [aside(lease._give_back, over - time.monotonic()) for lease in leases if lease not in here]
-        for lease in here:
-            lease._give_back(over - time.monotonic())
-        for thread in elsewhere:
-            if thread is not None:
-                thread.join()
-        for channel in self._channels:
-            channel.close()
+        if any(lease._asking._is_owned() for lease in leases):  # type: ignore[attr-defined]
+            # A signal came in the middle of a call of this thread. It may hold locks of gRPC's, on which all
+            # other threads wait until this returns: what is held comes first, then what others still ask for.
+            for lease in sorted(leases, key=lambda lease: not lease.fencing_token):
+                lease._give_back(over - time.monotonic())
+            aside(self._disconnect)
+        else:
+            for thread in [aside(lease._give_back, over - time.monotonic()) for lease in leases]:
+                if thread is not None:
+                    thread.join(max(0.0, over - time.monotonic()))
+            self._disconnect()
 
     def __enter__(self) -> Client:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def _disconnect(self) -> None:
+        for channel in self._channels:
+            channel.close()
 
     def _connect(self) -> None:
         with self._mutex:

@@ -187,7 +187,10 @@ class Lease:
             return
         over = time.monotonic() + budget
         self._end("RELEASED")
-        with self._asking:
+        if not self._asking.acquire(timeout=max(0.0, budget)):
+            self._failure = Unavailable("another thread is still asking for it")
+            return
+        try:
             if self not in client._leases:
                 return
             try:
@@ -200,6 +203,8 @@ class Lease:
             except FencepostError as error:
                 self._failure = error  # Then it runs out.
             client._leases.discard(self)
+        finally:
+            self._asking.release()
 
     def _find(self, limit: float) -> None:
         """What became of a try that nobody heard of: by the same id it is the same lease."""
