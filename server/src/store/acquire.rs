@@ -196,7 +196,7 @@ impl Inner {
                     if let Some(need) = need {
                         self.leap(need, deadline).await.map_err(Outage::from)?;
                     }
-                    Failure::unknown("each grant came with no time left")
+                    Failure::unknown("no grant came that could be used")
                 }
                 Err(failure @ Failure::Conflict(_)) => failure,
                 Err(failure) => return Err(Outage::from(failure).into()),
