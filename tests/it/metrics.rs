@@ -2,7 +2,7 @@
 //! lists, and what must not be there, is next door, in [`listed`].
 
 mod listed;
-mod scrape;
+pub(crate) mod scrape;
 
 use std::time::Duration;
 

@@ -1,10 +1,13 @@
 //! The three belts, for what the identity cannot see: a sequence that was set
 //! back by hand, as a data-only restore into the same tables does.
 
-use fencepost_support::{Server, calls, postgres::fresh_database};
+use fencepost_support::{Server, calls, eventually, postgres::fresh_database};
 use tokio::task::JoinSet;
 
-use crate::tokens::{LONG, Record, advance_tokens, expect_leaps, leaps, position};
+use crate::{
+    metrics::scrape::Scrape,
+    tokens::{LONG, Record, advance_tokens, expect_leaps, leaps, position},
+};
 
 /// Sets the sequence back, so that the next token would be `to` + 1.
 async fn set_back(session: &fencepost_support::postgres::Client, to: i64) {
@@ -26,13 +29,11 @@ async fn a_sequence_behind_the_rows_leaps_by_itself() {
         .await;
     for back_to in [1000, record.highest() - 2] {
         set_back(&session, back_to).await;
-        // It has seen nothing: its own memory is no belt.
-        let fresh = Server::start(&database.url()).await;
-        let mut client = fresh.client().await;
-        let highest = record.highest();
+        let mut client = server.client().await;
+        let (highest, before) = (record.highest(), leaps(&server));
         let lock = record.granted(&mut client, "hot", "next", LONG).await;
         assert!(lock.fencing_token > highest);
-        expect_leaps(&[&fresh], 1).await;
+        expect_leaps(&[&server], before + 1).await;
         calls::release(&mut client, "hot", "next", lock.fencing_token)
             .await
             .unwrap();
@@ -54,13 +55,11 @@ async fn a_sequence_behind_the_last_leap_leaps_by_itself() {
     let mut client = server.client().await;
     record.granted(&mut client, "old", "holder", LONG).await;
     set_back(&session, 1000).await;
-    // It has seen nothing, and no row stands behind a new name.
-    let fresh = Server::start(&database.url()).await;
-    let highest = record.highest();
-    let mut client = fresh.client().await;
+    // No row stands behind a new name.
+    let (highest, before) = (record.highest(), leaps(&server));
     let lock = record.granted(&mut client, "new", "next", LONG).await;
     assert!(lock.fencing_token > highest);
-    expect_leaps(&[&fresh], 1).await;
+    expect_leaps(&[&server], before + 1).await;
 }
 
 /// The belt of the server: it remembers the highest token that it has seen,
@@ -97,6 +96,40 @@ async fn a_token_below_what_a_server_has_seen_is_given_back_and_forces_a_leap() 
         let found = calls::get(&mut client, &name).await.unwrap();
         assert_eq!(found.fencing_token, lock.fencing_token);
     }
+}
+
+/// How often a server has asked how the database is.
+async fn probes(server: &Server) -> f64 {
+    let name = "fencepost_statement_duration_seconds_count";
+    Scrape::of(server)
+        .await
+        .value(name, &[("statement", "probe")])
+}
+
+/// What a server has seen is also what the others have drawn: its probes ask.
+#[tokio::test]
+async fn an_idle_server_knows_how_far_the_tokens_of_others_have_come() {
+    let database = fresh_database().await;
+    let session = database.client().await;
+    let record = Record::new();
+    let url = database.url();
+    let (busy, idle) = tokio::join!(Server::start(&url), Server::start(&url));
+    idle.wait_ready().await;
+    let low = record
+        .granted(&mut busy.client().await, "low", "holder", LONG)
+        .await;
+    record.burst(&mut busy.client().await, "hot", 50).await;
+    let asked = probes(&idle).await;
+    eventually("it asks twice more", async || {
+        (probes(&idle).await >= asked + 2.0).then_some(())
+    })
+    .await;
+    set_back(&session, low.fencing_token).await;
+    let (highest, before) = (record.highest(), leaps(&idle));
+    let mut client = idle.client().await;
+    let lock = record.granted(&mut client, "new", "next", LONG).await;
+    assert!(lock.fencing_token > highest);
+    expect_leaps(&[&idle], before + 1).await;
 }
 
 #[tokio::test]
@@ -144,10 +177,18 @@ async fn many_callers_at_once_trip_the_belts_and_all_get_larger_tokens() {
     record.assert_rising();
 }
 
-/// What no belt sees: a fresh server, a name without a row. The manual says to
-/// advance by hand.
+/// A fresh server, a name without a row: no belt sees it.
 #[tokio::test]
-async fn after_a_data_only_restore_tokens_are_advanced_by_hand() {
+async fn after_a_data_only_restore_a_server_that_starts_leaps() {
+    data_only_restore(false).await;
+}
+
+#[tokio::test]
+async fn after_a_data_only_restore_tokens_may_be_advanced_by_hand() {
+    data_only_restore(true).await;
+}
+
+async fn data_only_restore(by_hand: bool) {
     let database = fresh_database().await;
     let (postgres, name) = (database.postgres(), database.name());
     let record = Record::new();
@@ -167,9 +208,11 @@ async fn after_a_data_only_restore_tokens_are_advanced_by_hand() {
     postgres.psql(name, &dump).await;
     let highest = record.highest();
     assert!(position(&session).await < highest);
-    let (status, lines) = advance_tokens(&database.url(), &[]).await;
-    assert!(status.success(), "{lines:?}");
-    assert!(position(&session).await > highest);
+    if by_hand {
+        let (status, lines) = advance_tokens(&database.url(), &[]).await;
+        assert!(status.success(), "{lines:?}");
+        assert!(position(&session).await > highest);
+    }
 
     let fresh = Server::start(&database.url()).await;
     let lock = record

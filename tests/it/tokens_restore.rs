@@ -211,3 +211,39 @@ async fn tokens_hold_when_a_template_copy_takes_the_place_of_the_original() {
     let mut client = server.client().await;
     assert_above_all(&record, &mut client, "lost").await;
 }
+
+/// Put aside and put back it is as it was, identity included, while another has
+/// given tokens in its place.
+#[tokio::test]
+async fn tokens_hold_when_a_database_that_was_put_aside_comes_back() {
+    let database = fresh_database().await;
+    let (postgres, name) = (database.postgres(), database.name());
+    let server = Server::start(&database.url()).await;
+    let record = Record::new();
+    record.burst(&mut server.client().await, "hot", 10).await;
+    drop(server);
+    let admin = postgres.admin().await;
+    let rename = format!("ALTER DATABASE {name} RENAME TO {name}_aside");
+    // Refused while anybody is connected to it.
+    eventually("the database is put aside", async || {
+        admin.batch_execute(&rename).await.ok()
+    })
+    .await;
+    admin
+        .run(&format!("CREATE DATABASE {name} TEMPLATE {name}_aside"))
+        .await;
+    let server = Server::start(&database.url()).await;
+    let lost = record.burst(&mut server.client().await, "lost", 60).await;
+    drop(server);
+
+    admin
+        .run(&format!("DROP DATABASE {name} WITH (FORCE)"))
+        .await;
+    admin
+        .run(&format!("ALTER DATABASE {name}_aside RENAME TO {name}"))
+        .await;
+    assert_forgotten(&database.client().await, &lost).await;
+    let server = Server::start(&database.url()).await;
+    let mut client = server.client().await;
+    assert_above_all(&record, &mut client, "lost").await;
+}

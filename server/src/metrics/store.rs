@@ -50,6 +50,7 @@ pub(crate) struct OrphanMetrics {
 pub(crate) struct LeapMetrics {
     pub(crate) absolute: Counter,
     pub(crate) relative: Counter,
+    pub(crate) start: Counter,
 }
 
 /// Steps of the database's clock.
@@ -209,8 +210,13 @@ impl LeapMetrics {
             ["kind"],
             Counter::default,
         );
-        let [absolute, relative] = ["absolute", "relative"].map(|name| kind([name]));
-        Self { absolute, relative }
+        let [absolute, relative, start] =
+            ["absolute", "relative", "start"].map(|name| kind([name]));
+        Self {
+            absolute,
+            relative,
+            start,
+        }
     }
 }
 

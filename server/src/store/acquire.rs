@@ -1,6 +1,6 @@
 //! Acquire: a grant, or who holds the lock.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::sync::Arc;
 
 use serde_json::Value;
 use tokio::time::Instant;
@@ -212,7 +212,7 @@ impl Inner {
         ask: &Acquire,
         deadline: Instant,
     ) -> Result<Verdict, Failure> {
-        let highest = self.highest.load(Ordering::Acquire);
+        let highest = self.highest();
         let orphan = Orphan::of(ask, &self.config.limits);
         let answer = self
             .pool
@@ -241,12 +241,12 @@ impl Inner {
         }
     }
 
-    /// Judges a row that was asked for at `sent`, when no token above `highest` had
-    /// been seen.
+    /// Judges a row that was asked for at `sent`, when no token above `highest` was
+    /// known of.
     pub(super) fn judge(
         self: &Arc<Self>,
         ask: &Acquire,
-        highest: i64,
+        highest: Option<i64>,
         row: &Row,
         sent: Moment,
         orphan: Orphan,
@@ -272,10 +272,14 @@ impl Inner {
         };
         let token = FencingToken::stored(row::column(row, "fencing_token")?);
         let lease = row::lease(row, sent, &ask.resource, ask.owner.clone(), token)?;
-        let is_new = unclaimed.orphan.is_some();
-        if is_new && lease.token.get() <= highest {
-            let need = Need::above(highest, sent);
-            return Ok(Verdict::Unusable(unclaimed, Some(need)));
+        if unclaimed.orphan.is_some() {
+            let need = match highest {
+                None => Some(Need::first(sent)),
+                Some(highest) => (lease.token.get() <= highest).then(|| Need::above(highest, sent)),
+            };
+            if need.is_some() {
+                return Ok(Verdict::Unusable(unclaimed, need));
+            }
         }
         if lease.deadline.remaining().is_zero() {
             // Of a replay only the wait says so: the lease may live, and is looked at again.

@@ -1,11 +1,16 @@
 //! `fencepostd advance-tokens`: the leap by hand, for what no check can see.
 //!
-//! A data-only restore into the same tables, and a virtual machine that was
+//! A data-only restore beside running servers, and a virtual machine that was
 //! rolled back with its memory, leave the identity as it was.
 
 use tokio::time::Instant;
 
-use super::{Store, failure::Failure, identity::Leap, row, statement};
+use super::{
+    Store,
+    failure::Failure,
+    identity::{Leap, Position},
+    statement,
+};
 use crate::lock::Outage;
 
 /// Where the tokens were and from where on they are drawn now.
@@ -50,10 +55,10 @@ impl Store {
     ) -> Result<Advanced, AdvanceError> {
         let deadline = Instant::now() + self.0.config.limits.statement;
         if let Some(asked) = at_least {
-            let answer = self.0.pool.run(&statement::POSITION, &[], deadline).await?;
-            let position = row::only(&answer.rows)?;
-            let at: i64 = row::column(position, "token")?;
-            let by_clock: i64 = row::column(position, "by_clock")?;
+            let Position {
+                token: at,
+                by_clock,
+            } = self.0.position(deadline).await?;
             if asked <= at {
                 return Err(AdvanceError::Lower { at });
             }

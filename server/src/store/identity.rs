@@ -1,23 +1,45 @@
-//! The leap: what happens when the identity row does not match what is running.
+//! The leap: what happens when the identity row does not match what is running, and
+//! before the first grant of each replica.
+//!
+//! The row cannot tell a database that was put aside, and put back when another had
+//! given out tokens in its place: all that it names is as it was. A replica that just
+//! started knows of no token, so it leaps first. One that runs knows by its probes how
+//! far the tokens have come ([`Inner::saw`]), and refuses a grant that falls behind.
+
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::{sync::Mutex, time::Instant};
 
 use super::{Inner, failure::Failure, row, statement};
-use crate::{clock::Moment, metrics::LeapMetrics};
+use crate::{clock::Moment, lock::FencingToken, metrics::LeapMetrics};
 
-/// Lets one task of this replica leap while the others wait for it.
 #[derive(Default)]
-pub(super) struct Identity(Mutex<Option<Moment>>);
+pub(super) struct Identity {
+    /// Lets one task of this replica leap while the others wait for it. When the last
+    /// leap ended.
+    last: Mutex<Option<Moment>>,
+    /// Whether there was any since this replica started.
+    begun: AtomicBool,
+}
 
 /// Why tokens must leap, as the statement that called for it has seen.
 #[derive(Clone, Copy)]
 pub(super) struct Need {
     /// When it was sent: a leap that ended later has served it.
     sent: Moment,
+    why: Why,
+}
+
+#[derive(Clone, Copy)]
+enum Why {
+    /// The identity did not hold.
+    Identity,
+    /// This replica has just started.
+    First,
     /// Tokens must be above this one from now on.
-    floor: i64,
-    /// Leap although the identity holds and the sequence is above `floor`.
-    always: bool,
+    Above(i64),
+    /// The sequence is behind the lock table.
+    Behind,
 }
 
 impl Need {
@@ -25,8 +47,15 @@ impl Need {
     pub(super) fn since(sent: Moment) -> Self {
         Self {
             sent,
-            floor: 0,
-            always: false,
+            why: Why::Identity,
+        }
+    }
+
+    /// A statement sent at `sent` drew a token before this replica had leapt.
+    pub(super) fn first(sent: Moment) -> Self {
+        Self {
+            sent,
+            why: Why::First,
         }
     }
 
@@ -34,8 +63,7 @@ impl Need {
     pub(super) fn above(highest: i64, sent: Moment) -> Self {
         Self {
             sent,
-            floor: highest,
-            always: false,
+            why: Why::Above(highest),
         }
     }
 
@@ -43,34 +71,75 @@ impl Need {
     pub(super) fn now() -> Self {
         Self {
             sent: Moment::now(),
-            floor: 0,
-            always: true,
+            why: Why::Behind,
         }
     }
 }
 
 impl Inner {
+    /// A token that was drawn, whoever drew it.
+    pub(super) fn saw(&self, token: FencingToken) {
+        self.highest.fetch_max(token.get(), Ordering::AcqRel);
+    }
+
+    /// The highest token that this replica knows of, once it has leapt: a statement
+    /// that is sent later must draw a higher one.
+    pub(super) fn highest(&self) -> Option<i64> {
+        let begun = self.identity.begun.load(Ordering::Acquire);
+        begun.then(|| self.highest.load(Ordering::Acquire))
+    }
+
     /// Makes the sequence safe to draw from, unless that was done since.
     pub(super) async fn leap(&self, need: Need, deadline: Instant) -> Result<(), Failure> {
-        let mut last = tokio::time::timeout_at(deadline, self.identity.0.lock())
+        let mut last = tokio::time::timeout_at(deadline, self.identity.last.lock())
             .await
             .map_err(|_| Failure::TooLate)?;
         if last.is_some_and(|end| end > need.sent) {
             return Ok(());
         }
+        let (floor, always) = match need.why {
+            Why::Identity => (0, false),
+            Why::Above(token) => (token, false),
+            Why::Behind => (0, true),
+            // To the clock at least, unless somebody leaps meanwhile.
+            Why::First => {
+                let position = self.position(deadline).await?;
+                let ahead = position.token > position.by_clock;
+                (if ahead { 0 } else { position.by_clock }, ahead)
+            }
+        };
         let answer = self
             .pool
-            .run(&statement::LEAP, &[&need.floor, &need.always], deadline)
+            .run(&statement::LEAP, &[&floor, &always], deadline)
             .await?;
         let leap = Leap::read(&answer.rows)?;
         *last = Some(Moment::now());
-        leap.log();
-        leap.count(&self.metrics.leaps);
+        self.identity.begun.store(true, Ordering::Release);
+        leap.log(need.why);
+        leap.count(need.why, &self.metrics.leaps);
         if leap.leapt {
             // Another server may have another clock: let idle rows age anew.
             self.rest_purge();
         }
         Ok(())
+    }
+}
+
+/// Where the tokens are.
+pub(super) struct Position {
+    pub(super) token: i64,
+    /// Where a leap would take them by the clock.
+    pub(super) by_clock: i64,
+}
+
+impl Inner {
+    pub(super) async fn position(&self, deadline: Instant) -> Result<Position, Failure> {
+        let answer = self.pool.run(&statement::POSITION, &[], deadline).await?;
+        let row = row::only(&answer.rows)?;
+        Ok(Position {
+            token: row::column(row, "token")?,
+            by_clock: row::column(row, "by_clock")?,
+        })
     }
 }
 
@@ -93,18 +162,18 @@ impl Leap {
         })
     }
 
-    fn count(&self, leaps: &LeapMetrics) {
+    fn count(&self, why: Why, leaps: &LeapMetrics) {
         if self.leapt {
-            let kind = if self.clock_behind {
-                &leaps.relative
-            } else {
-                &leaps.absolute
+            let kind = match why {
+                _ if self.clock_behind => &leaps.relative,
+                Why::First => &leaps.start,
+                _ => &leaps.absolute,
             };
             kind.inc();
         }
     }
 
-    pub(super) fn log(&self) {
+    fn log(&self, why: Why) {
         let Self {
             leapt,
             clock_behind,
@@ -121,6 +190,12 @@ impl Leap {
             );
         } else if leapt && from == 1 {
             tracing::info!(to, "a new database: fencing tokens start here");
+        } else if leapt && matches!(why, Why::First) {
+            tracing::info!(
+                from,
+                to,
+                "this server starts: fencing tokens leap to the clock"
+            );
         } else if leapt {
             tracing::warn!(
                 from,

@@ -22,9 +22,10 @@
 //! the ones that the identity row names. Where they are not (a restart, a
 //! promotion, a restore) the statement does nothing, the sequence leaps ahead
 //! of every past there could have been (`leap.sql`), and the statement is
-//! repeated. Three belts: the row refuses a token that is not above its last one,
-//! no token is below where the last leap went, and a grant whose token is not above all that this replica had seen before
-//! it asked is given back, and forces a leap.
+//! repeated. A replica that has just started leaps as well. Three belts: the row
+//! refuses a token that is not above its last one, no token is below where the last
+//! leap went, and a grant whose token is not above all that this replica knew of
+//! before it asked is given back, and forces a leap ([`identity`]).
 //!
 //! # Callers that go away
 //!
@@ -65,10 +66,7 @@ mod statement;
 mod turns;
 
 use std::{
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicI64, Ordering},
-    },
+    sync::{Arc, Mutex, atomic::AtomicI64},
     time::Duration,
 };
 
@@ -99,7 +97,7 @@ use self::{
 };
 use crate::{
     clock::Moment,
-    lock::{FencingToken, Outage},
+    lock::Outage,
     metrics::{StoreMetrics, count},
 };
 
@@ -119,7 +117,7 @@ struct Inner {
     renewals: Pool,
     identity: Identity,
     returns: Returns,
-    /// The highest token this replica has seen.
+    /// The highest token this replica knows of.
     highest: AtomicI64,
     health: watch::Sender<Health>,
     /// What purge knows of the database's clock.
@@ -197,12 +195,6 @@ impl Store {
         self.0.pool.close().await;
         self.0.probes.close().await;
         self.0.renewals.close().await;
-    }
-}
-
-impl Inner {
-    fn saw(&self, token: FencingToken) {
-        self.highest.fetch_max(token.get(), Ordering::AcqRel);
     }
 }
 

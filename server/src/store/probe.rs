@@ -10,7 +10,7 @@ use tokio_postgres::Row;
 use tokio_util::sync::CancellationToken;
 
 use super::{Inner, Store, failure::Failure, identity::Need, row, statement};
-use crate::{clock::Moment, metrics::ClockMetrics, telemetry::Chain};
+use crate::{clock::Moment, lock::FencingToken, metrics::ClockMetrics, telemetry::Chain};
 
 /// How often the store asks.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -207,7 +207,10 @@ impl Inner {
         }
         if row::column::<Option<bool>>(row, "identity_holds")? != Some(true) {
             self.leap(Need::since(sent), deadline).await?;
+        } else if self.highest().is_none() {
+            self.leap(Need::first(sent), deadline).await?;
         }
+        self.saw(FencingToken::stored(row::column(row, "token")?));
         if self.pool.lingering() >= self.config.pool_size {
             if *self.health.borrow() != Health::Unfit(Unfit::Stalled) {
                 tracing::warn!("locks cannot be taken: {}", Unfit::Stalled);

@@ -12,11 +12,7 @@
 //! connections. So does each call of a round that the database refused: one of
 //! them may be the cause, and must not stop the others.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, atomic::Ordering},
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use tokio::time::{Instant, timeout};
 use tokio_postgres::Row;
@@ -169,7 +165,7 @@ impl Inner {
     }
 
     async fn carry_out(self: Arc<Self>, lane: Arc<Lane>, mut round: Round, connection: Checkout) {
-        let highest = self.highest.load(Ordering::Acquire);
+        let highest = self.highest();
         let orphans = acquire::attempts(&mut round.acquires, &self.config.limits);
         let answer = {
             let statements = [

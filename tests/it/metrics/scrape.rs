@@ -39,15 +39,15 @@ impl Sample {
 }
 
 /// All that a server exports at one moment.
-pub(super) struct Scrape {
-    pub(super) text: String,
+pub(crate) struct Scrape {
+    pub(crate) text: String,
     /// The kind of each metric.
-    pub(super) types: BTreeMap<String, String>,
+    pub(crate) types: BTreeMap<String, String>,
     samples: Vec<Sample>,
 }
 
 impl Scrape {
-    pub(super) async fn of(server: &Server) -> Self {
+    pub(crate) async fn of(server: &Server) -> Self {
         let (code, text) = health::get(server.http(), "/metrics").await;
         assert_eq!(code, 200);
         let kind = |line: &str| {
@@ -64,7 +64,7 @@ impl Scrape {
 
     /// The sum over all series with these labels, of which there is one at least.
     #[track_caller]
-    pub(super) fn value(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+    pub(crate) fn value(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         let of_name = self.samples.iter().filter(|sample| sample.name == name);
         let found: Vec<_> = of_name.filter(|sample| sample.has(labels)).collect();
         assert!(!found.is_empty(), "no {name} {labels:?} in {}", self.text);
@@ -79,7 +79,7 @@ impl Scrape {
     }
 
     /// The labels of a metric, without those of the format.
-    pub(super) fn labels(&self, metric: &str) -> BTreeSet<String> {
+    pub(crate) fn labels(&self, metric: &str) -> BTreeSet<String> {
         let labels = self
             .samples_of(metric)
             .flat_map(|sample| sample.labels.keys());
@@ -87,7 +87,7 @@ impl Scrape {
     }
 
     /// The values of a label.
-    pub(super) fn values(&self, metric: &str, label: &str) -> BTreeSet<String> {
+    pub(crate) fn values(&self, metric: &str, label: &str) -> BTreeSet<String> {
         let samples = self.samples_of(metric);
         samples
             .filter_map(|sample| sample.labels.get(label))
