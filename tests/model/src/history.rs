@@ -1,46 +1,13 @@
 //! What is recorded: calls, faults, and the log of the register.
 
+mod time;
+
 use std::{fmt, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-/// A moment on the one monotonic clock of the run, in microseconds since it began.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-)]
-#[serde(transparent)]
-pub struct Time(pub u64);
-
-impl Time {
-    /// Later than every call.
-    pub const NEVER: Self = Self(u64::MAX);
-
-    /// This much later.
-    #[must_use]
-    pub fn plus(self, span: Duration) -> Self {
-        let span = u64::try_from(span.as_micros()).unwrap_or(u64::MAX);
-        Self(self.0.saturating_add(span))
-    }
-
-    /// This much earlier.
-    #[must_use]
-    pub fn minus(self, span: Duration) -> Self {
-        let span = u64::try_from(span.as_micros()).unwrap_or(u64::MAX);
-        Self(self.0.saturating_sub(span))
-    }
-
-    /// The time from `earlier` to this moment; zero when it lies ahead.
-    #[must_use]
-    pub fn since(self, earlier: Self) -> Duration {
-        Duration::from_micros(self.0.saturating_sub(earlier.0))
-    }
-}
-
-impl fmt::Display for Time {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:.6}", Duration::from_micros(self.0).as_secs_f64())
-    }
-}
+pub use time::Time;
+use time::micros;
 
 /// What a client asked for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -110,6 +77,12 @@ pub enum Outcome {
     Held {
         /// The holder's name.
         owner: String,
+        /// When it was granted the lock, by the database's clock.
+        #[serde(default)]
+        acquired_at: i64,
+        /// What is left of its lease.
+        #[serde(default, with = "micros")]
+        remaining: Duration,
     },
     /// Released, or written and committed.
     Done,
@@ -136,6 +109,16 @@ pub struct Shown {
     pub acquired_at: i64,
     /// When it ends, by the database's clock.
     pub expires_at: i64,
+}
+
+/// A status other than OK that ended a call, as it came over the wire; or `Ok`, without
+/// a reason, when OK was no answer: a stream that just ended, a grant without a lock.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    /// Its code, as tonic spells it.
+    pub code: String,
+    /// The reason of its `ErrorInfo`; none in what the transport made up.
+    pub reason: Option<String>,
 }
 
 /// Through what a call went.
@@ -171,6 +154,9 @@ pub struct Op {
     pub answered: Time,
     /// What came back.
     pub outcome: Outcome,
+    /// The status behind it, when it was no success.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status: Option<Status>,
 }
 
 impl Op {
@@ -192,6 +178,16 @@ impl Op {
         match &self.call {
             Call::Acquire { request_id, .. } => Some((&self.owner, request_id)),
             _ => None,
+        }
+    }
+
+    /// Whether the one call may have been several requests: the client library repeats
+    /// what is not answered, and a server an Acquire whose grant was over when it heard of it.
+    pub fn may_be_several(&self) -> bool {
+        match &self.call {
+            _ if self.via == Via::Library => true,
+            Call::Acquire { ttl, .. } => self.answered.since(self.sent) >= *ttl,
+            _ => false,
         }
     }
 
@@ -350,6 +346,13 @@ impl History {
         })
     }
 
+    /// Whether the database's clock was set between two moments.
+    pub fn stepped(&self, from: Time, to: Time) -> bool {
+        self.events.iter().any(|event| {
+            matches!(event.what, What::ClockStepped(_)) && event.from <= to && event.to >= from
+        })
+    }
+
     /// By how much the database's clock was set back between two moments, all steps
     /// back together.
     pub fn set_back_by(&self, from: Time, to: Time) -> Duration {
@@ -362,37 +365,22 @@ impl History {
         Duration::from_micros(steps.sum())
     }
 
+    /// Whether a lease that this call heard is over by time may be back by a later moment:
+    /// the clock was set back since.
+    pub fn revives(&self, end: &Op, by: Time) -> bool {
+        let by_time = match (&end.call, &end.outcome) {
+            (_, Outcome::No(reason)) if reason == "LOCK_EXPIRED" => true,
+            // Free, whichever way it came to be.
+            (Call::Get | Call::Release { .. }, Outcome::No(_)) => true,
+            _ => false,
+        };
+        by_time && !self.set_back_by(end.sent, by).is_zero()
+    }
+
     fn faults(&self) -> impl Iterator<Item = &Event> {
         self.events
             .iter()
             .filter(|event| !matches!(event.what, What::Note(_)))
-    }
-
-    /// When a call of this kind that was sent after `t` first succeeded. A
-    /// refused Acquire counts: it was answered by the database.
-    pub fn first_success_after(&self, kind: &str, t: Time) -> Option<Time> {
-        let good = |op: &&Op| op.succeeded() || matches!(op.outcome, Outcome::Held { .. });
-        self.ops
-            .iter()
-            .filter(|op| op.call.kind() == kind && op.sent >= t)
-            .filter(good)
-            .map(|op| op.answered)
-            .min()
-    }
-}
-
-/// Durations as whole microseconds.
-mod micros {
-    use std::time::Duration;
-
-    use serde::{Deserialize as _, Deserializer, Serializer};
-
-    pub(super) fn serialize<S: Serializer>(span: &Duration, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_u64(u64::try_from(span.as_micros()).unwrap_or(u64::MAX))
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
-        Ok(Duration::from_micros(u64::deserialize(from)?))
     }
 }
 

@@ -19,10 +19,10 @@
 //! failover may have forgotten prove nothing.
 //!
 //! `over` is the largest `answered + ttl` of all answers that granted or renewed
-//! it, and `settled + ttl` of all calls without an answer that may have; or, when
-//! it is earlier, the answer to its Release, to a call that heard that it is
-//! lost, or to any call that was shown a newer token. A clock that was set back
-//! moves it; ends that a failover may have undone do not count.
+//! it, and `settled + ttl` of all calls without an answer that may have, and one `slack`;
+//! or, when it is earlier, the answer to its Release, to a call that heard that it is
+//! lost, or to any call that was shown a newer token: these end it at once. A clock that
+//! was set back moves it; ends that a failover may have undone do not count.
 //!
 //! An Acquire without an answer may have left a lease that nobody was told of:
 //! [`Resource::could_hold`] counts it in. So it does every Acquire of the client
@@ -31,13 +31,14 @@
 //! asks anew.
 
 mod could;
+mod over;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
-use crate::history::Time;
-use crate::history::{Call, Event, History, Op, Shown, Via, What};
+use crate::history::{Call, History, Op, Outcome, Shown, Time, What};
 
 pub use could::Could;
+use over::set_back;
 
 /// A history, sorted by resource and lease.
 #[derive(Debug)]
@@ -118,6 +119,12 @@ impl<'a> Facts<'a> {
         Self { history, resources }
     }
 
+    /// The lease of this token, on the resource of this call.
+    #[must_use]
+    pub fn lease(&self, op: &Op, token: i64) -> Option<&Lease<'a>> {
+        self.resources.get(&*op.resource)?.leases.get(&token)
+    }
+
     /// All calls but writes, each with its resource.
     pub fn ops(&self) -> impl Iterator<Item = (&Resource<'a>, &'a Op)> {
         let with = |resource| move |op: &&'a Op| (resource, *op);
@@ -138,9 +145,10 @@ impl<'a> Resource<'a> {
                 lease.answers.push(op);
             }
             if let Call::Acquire { ttl, .. } = &op.call
-                && (op.is_unknown() || op.via == Via::Library || op.answered.since(op.sent) >= *ttl)
+                && (op.is_unknown() || op.may_be_several())
             {
                 let over = history.settled(op.answered).plus(*ttl);
+                let over = over.plus(history.limits.slack);
                 let over = set_back(history, op.sent, over);
                 let hidden = Hidden {
                     asked: op.sent,
@@ -277,6 +285,13 @@ impl<'a> Lease<'a> {
         self.over = self.over(history, own);
     }
 
+    /// When it was granted, by the database's clock, as the first answer said.
+    #[must_use]
+    pub fn acquired_at(&self) -> i64 {
+        let first = self.answers.first().and_then(|op| op.shown());
+        first.map_or(0, |shown| shown.acquired_at)
+    }
+
     /// Until when it has lived at least, by what was answered up to this moment.
     #[must_use]
     pub fn until_as_known(&self, history: &History, at: Time) -> Time {
@@ -317,46 +332,13 @@ impl<'a> Lease<'a> {
                     true => history.settled(op.answered) < self.asked,
                     false => op.answered < self.asked,
                 };
-                !(same || itself || before)
+                // A refusal did nothing.
+                let refused = matches!(op.outcome, Outcome::Held { .. } | Outcome::No(_));
+                let refused = refused && !op.may_be_several();
+                !(same || itself || before || refused)
             }
             _ => false,
         }
-    }
-
-    fn over(&self, history: &History, own: &[&Op]) -> Time {
-        let moved = self.answers.iter().filter(|op| op.call != Call::Get);
-        // Nobody but its owner can have renewed it, and its owner was never told.
-        let seen = self.answers.first().filter(|op| op.call == Call::Get);
-        let latest = |op: &Op| match op.via {
-            Via::Library => history.settled(op.answered),
-            _ => op.answered,
-        };
-        let answered = moved
-            .chain(seen)
-            .filter_map(|op| Some(latest(op).plus(op.shown()?.ttl)));
-        let unanswered = own
-            .iter()
-            .filter(|op| op.is_unknown() && self.may_renew(op))
-            .map(|op| history.settled(op.answered).plus(self.longest_ttl()));
-        let by_time = answered.chain(unanswered).max().unwrap_or_default();
-        let ended = own
-            .iter()
-            .filter(|op| op.call.token() == Some(self.token) && history.durable(op))
-            .filter(|op| op.lost() || (matches!(op.call, Call::Release { .. }) && op.succeeded()))
-            .map(|op| op.answered)
-            .min();
-        set_back(history, self.asked, by_time).min(ended.unwrap_or(Time::NEVER))
-    }
-
-    /// Whether this call renews it, when it does anything.
-    #[must_use]
-    pub fn may_renew(&self, op: &Op) -> bool {
-        matches!(op.call, Call::Renew { token } | Call::KeepAlive { token } if token == self.token)
-    }
-
-    fn longest_ttl(&self) -> Duration {
-        let ttls = self.answers.iter().filter_map(|op| op.shown());
-        ttls.map(|shown| shown.ttl).max().unwrap_or_default()
     }
 }
 
@@ -371,19 +353,4 @@ fn rising<'a>(ops: impl Iterator<Item = &'a Op>) -> Vec<&'a Op> {
         _ => false,
     })
     .collect()
-}
-
-/// The end of a lease when the clock was set back while it lived.
-fn set_back(history: &History, asked: Time, over: Time) -> Time {
-    let step = |over: Time, event: &&Event| match event.what {
-        What::ClockStepped(by) if by < 0 && event.from <= over => {
-            over.plus(Duration::from_micros(by.unsigned_abs()))
-        }
-        _ => over,
-    };
-    let since = history.events.iter().filter(|event| event.to >= asked);
-    let mut steps: Vec<_> = since.collect();
-    // Each may make the lease live to see the next.
-    steps.sort_by_key(|event| event.from);
-    steps.iter().fold(over, step)
 }

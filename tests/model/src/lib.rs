@@ -38,10 +38,8 @@
 //! let from = load.now();
 //! // … break something, and mend it …
 //! load.event(from, What::Fault("the database was restarted".to_owned()));
-//! let mended = load.now();
 //! // … wait until it serves again …
 //! let history = load.stop().await?;
-//! let served = history.first_success_after("Acquire", mended);
 //! let summary = verdict(&history, "target/model".as_ref())?;
 //! # Ok(())
 //! # }
@@ -59,5 +57,5 @@ pub mod world;
 
 pub use invariants::{Violation, check};
 pub use load::{Error, Load, Options, failed};
-pub use recorder::Recorder;
+pub use recorder::{Answer, Recorder};
 pub use report::{Contradiction, Summary, default_directory, save, verdict};

@@ -9,6 +9,7 @@ use std::time::Duration;
 use fencepost_support::postgres::Client;
 
 use crate::{
+    Violation,
     history::History,
     load::{Error, Options},
     world::{Scenario, World},
@@ -21,6 +22,9 @@ pub struct Mutant {
     pub name: &'static str,
     /// What must happen for it to show.
     pub scenario: Scenario,
+    /// The invariants that say what the rule is for: one of them must notice. What else
+    /// does is listed, and does not count.
+    pub caught_by: &'static [&'static str],
     /// Function, text, other text.
     edits: &'static [(&'static str, &'static str, &'static str)],
 }
@@ -37,31 +41,37 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "none",
         scenario: Scenario::Plain,
+        caught_by: &[],
         edits: &[],
     },
     Mutant {
         name: "none, crowds",
         scenario: Scenario::Crowds,
+        caught_by: &[],
         edits: &[],
     },
     Mutant {
         name: "none, drops",
         scenario: Scenario::Drops,
+        caught_by: &[],
         edits: &[],
     },
     Mutant {
         name: "none, rows locked",
         scenario: Scenario::RowLocks,
+        caught_by: &[],
         edits: &[],
     },
     Mutant {
         name: "none, a failover",
         scenario: Scenario::Failover,
+        caught_by: &[],
         edits: &[],
     },
     Mutant {
         name: "none, two failovers",
         scenario: Scenario::TwoFailovers,
+        caught_by: &[],
         edits: &[],
     },
     Mutant {
@@ -69,6 +79,7 @@ pub const MUTANTS: &[Mutant] = &[
         // stop it.
         name: "token from EXCLUDED",
         scenario: Scenario::Crowds,
+        caught_by: &["tokens", "gets", "takeable", "kept", "stale"],
         edits: &[
             SINGLY,
             (
@@ -81,6 +92,7 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "delete on release",
         scenario: Scenario::Known,
+        caught_by: &["replays"],
         edits: &[
             (
                 "release_v2",
@@ -98,6 +110,7 @@ pub const MUTANTS: &[Mutant] = &[
         // As old as the statement, which may have waited.
         name: "now() for the clock",
         scenario: Scenario::RowLocks,
+        caught_by: &["ended", "answers", "exclusion", "kept"],
         edits: &[
             ("acquire_v1", "clock_timestamp()", "now()"),
             ("acquire_all_v1", "clock_timestamp()", "now()"),
@@ -110,6 +123,7 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a clock read per column",
         scenario: Scenario::Plain,
+        caught_by: &["answers"],
         edits: &[
             (
                 "acquire_v1",
@@ -127,6 +141,7 @@ pub const MUTANTS: &[Mutant] = &[
         // Judges, and then waits for the lock.
         name: "plain UPDATE for Renew",
         scenario: Scenario::RowLocks,
+        caught_by: &["ended", "exclusion", "stale", "kept"],
         edits: &[
             (
                 "renew_v1",
@@ -145,6 +160,7 @@ pub const MUTANTS: &[Mutant] = &[
         // Nobody compares the identity; the leap, where one comes, is left out.
         name: "guard off",
         scenario: Scenario::Failover,
+        caught_by: &["tokens"],
         edits: &[
             (
                 "acquire_v1",
@@ -176,6 +192,7 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "relative leap",
         scenario: Scenario::TwoFailovers,
+        caught_by: &["tokens"],
         edits: &[(
             "leap_v1",
             "clock_behind := now_token <= past_token;",
@@ -183,8 +200,10 @@ pub const MUTANTS: &[Mutant] = &[
         )],
     },
     Mutant {
+        // Shows where an owner often has a newer lease than the one that it gives back.
         name: "token ignored on release",
-        scenario: Scenario::Plain,
+        scenario: Scenario::Crowds,
+        caught_by: &["stale", "exclusion", "kept"],
         edits: &[
             (
                 "release_v2",
@@ -203,6 +222,7 @@ pub const MUTANTS: &[Mutant] = &[
         // under way until its retry is there.
         name: "give-back by token",
         scenario: Scenario::Drops,
+        caught_by: &["exclusion", "kept", "losses"],
         edits: &[("give_back_v1", "AND held.claims = 1 AND", "AND")],
     },
 ];
@@ -212,6 +232,13 @@ impl Mutant {
     #[must_use]
     pub fn is_sound(&self) -> bool {
         self.edits.is_empty()
+    }
+
+    /// Whether an invariant that must notice it has.
+    #[must_use]
+    pub fn is_caught(&self, violations: &[Violation]) -> bool {
+        let mut named = violations.iter().map(|violation| violation.invariant);
+        named.any(|name| self.caught_by.contains(&name))
     }
 
     /// Installs it.
@@ -242,5 +269,39 @@ impl Mutant {
         // Nothing is slow here but on purpose.
         options.limits.slack = Duration::from_millis(200);
         world.run(options, self.scenario, time).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::invariants::INVARIANTS;
+
+    #[test]
+    fn each_names_the_invariants_that_must_notice_it() {
+        let there = |name: &&str| INVARIANTS.iter().any(|invariant| invariant.name == *name);
+        for mutant in MUTANTS {
+            assert_eq!(mutant.is_sound(), mutant.caught_by.is_empty(), "{mutant:?}");
+            assert!(mutant.caught_by.iter().all(there), "{mutant:?}");
+            // An internal error says that something broke, not what.
+            assert!(!mutant.caught_by.contains(&"reasons"), "{mutant:?}");
+        }
+    }
+
+    #[test]
+    fn another_invariant_does_not_count() {
+        let mutant = MUTANTS.iter().find(|mutant| mutant.name == "guard off");
+        let violation = |invariant| Violation {
+            invariant,
+            what: String::new(),
+            ops: Vec::new(),
+        };
+        let is_caught = |by: &[&'static str]| {
+            let violations: Vec<_> = by.iter().map(|name| violation(*name)).collect();
+            mutant.is_some_and(|mutant| mutant.is_caught(&violations))
+        };
+        assert!(is_caught(&["reasons", "tokens"]));
+        assert!(!is_caught(&["reasons", "answers"]));
+        assert!(!is_caught(&[]));
     }
 }

@@ -8,7 +8,7 @@ use std::{
     time::Instant,
 };
 
-use crate::history::{Call, Event, History, Limits, Op, Outcome, Time, Via, What};
+use crate::history::{Call, Event, History, Limits, Op, Outcome, Status, Time, Via, What};
 
 /// Cheap to clone; all clones write one history.
 #[derive(Clone, Debug)]
@@ -28,6 +28,24 @@ pub(crate) struct Caller {
     pub(crate) via: Via,
     pub(crate) resource: String,
     pub(crate) owner: String,
+}
+
+/// What a call ended with.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// What came of it.
+    pub outcome: Outcome,
+    /// The status that says so.
+    pub status: Option<Status>,
+}
+
+impl From<Outcome> for Answer {
+    fn from(outcome: Outcome) -> Self {
+        Self {
+            outcome,
+            status: None,
+        }
+    }
 }
 
 impl Recorder {
@@ -66,13 +84,13 @@ impl Recorder {
         &self,
         caller: &Caller,
         call: Call,
-        work: impl Future<Output = Outcome>,
+        work: impl Future<Output = Answer>,
     ) -> Outcome {
         let id = self.next_id();
         let sent = self.now();
-        let outcome = work.await;
-        self.record(id, caller, call, sent, outcome.clone());
-        outcome
+        let answer = work.await;
+        self.record(id, caller, call, sent, answer.clone());
+        answer.outcome
     }
 
     /// Records a call that has just been answered.
@@ -82,8 +100,9 @@ impl Recorder {
         caller: &Caller,
         call: Call,
         sent: Time,
-        outcome: Outcome,
+        answer: impl Into<Answer>,
     ) {
+        let Answer { outcome, status } = answer.into();
         let op = Op {
             id,
             client: caller.client,
@@ -94,6 +113,7 @@ impl Recorder {
             sent,
             answered: self.now(),
             outcome,
+            status,
         };
         self.write(|history| history.ops.push(op));
     }

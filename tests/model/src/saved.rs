@@ -14,7 +14,7 @@ impl History {
     /// When there is no room.
     pub fn save(&self, mut to: impl io::Write) -> io::Result<()> {
         let run = Line::Run(self.limits.clone());
-        let ops = self.ops.iter().cloned().map(Line::Op);
+        let ops = self.ops.iter().cloned().map(|op| Line::Op(Box::new(op)));
         let events = self.events.iter().cloned().map(Line::Event);
         let register = self.register.iter().cloned().map(Line::Admitted);
         for line in iter::once(run).chain(ops).chain(events).chain(register) {
@@ -34,7 +34,7 @@ impl History {
         for line in from.lines() {
             match serde_json::from_str(&line?)? {
                 Line::Run(limits) => history.limits = limits,
-                Line::Op(op) => history.ops.push(op),
+                Line::Op(op) => history.ops.push(*op),
                 Line::Event(event) => history.events.push(event),
                 Line::Admitted(admitted) => history.register.push(admitted),
             }
@@ -48,7 +48,7 @@ impl History {
 #[serde(rename_all = "snake_case")]
 enum Line {
     Run(Limits),
-    Op(Op),
+    Op(Box<Op>),
     Event(Event),
     Admitted(Admitted),
 }
@@ -58,7 +58,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::history::{Call, Outcome, Shown, Time, Via, What};
+    use crate::history::{Call, Outcome, Shown, Status, Time, Via, What};
 
     #[test]
     fn a_history_is_read_as_it_was_written() {
@@ -72,6 +72,7 @@ mod tests {
             sent: Time(3),
             answered: Time(4),
             outcome,
+            status: None,
         };
         let shown = Shown {
             token: (1 << 53) - 1,
@@ -114,6 +115,11 @@ mod tests {
                 op: 2,
             }],
         };
+        let mut history = history;
+        history.ops[1].status = Some(Status {
+            code: "Unavailable".to_owned(),
+            reason: None,
+        });
         let mut file = Vec::new();
         history.save(&mut file).unwrap();
         assert_eq!(History::load(file.as_slice()).unwrap(), history);

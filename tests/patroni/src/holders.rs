@@ -10,7 +10,7 @@ use std::{
 };
 
 use fencepost_model::{
-    Recorder, failed,
+    Answer, Recorder, failed,
     history::{Call, Op, Outcome, Via},
 };
 use fencepost_support::{
@@ -140,9 +140,7 @@ impl Holder {
                 let answer = calls::send(&mut client, request.clone()).await?;
                 Ok(match (answer.lock, answer.holder) {
                     (Some(lock), _) => Outcome::Lock(lock.into()),
-                    (None, Some(holder)) => Outcome::Held {
-                        owner: holder.owner,
-                    },
+                    (None, Some(holder)) => holder.into(),
                     (None, None) => Outcome::Unknown("neither granted nor refused".to_owned()),
                 })
             };
@@ -193,10 +191,10 @@ impl Holder {
     ) -> Outcome {
         self.made += 1;
         let sent = self.recorder.now();
-        let outcome = match timeout(PATIENCE, work).await {
-            Ok(Ok(outcome)) => outcome,
+        let Answer { outcome, status } = match timeout(PATIENCE, work).await {
+            Ok(Ok(outcome)) => outcome.into(),
             Ok(Err(status)) => failed(&status),
-            Err(_) => Outcome::Unknown("no answer in time".to_owned()),
+            Err(_) => Outcome::Unknown("no answer in time".to_owned()).into(),
         };
         let op = Op {
             id: FIRST_ID + ((self.number as u64) << 24) + self.made,
@@ -208,6 +206,7 @@ impl Holder {
             sent,
             answered: self.recorder.now(),
             outcome: outcome.clone(),
+            status,
         };
         self.ops
             .lock()

@@ -42,7 +42,7 @@ pub(super) async fn clients(mut stage: Stage<'_>) {
     };
     let mut command = Command::new(server::program("fencepost-model"));
     command
-        .arg("run")
+        .args(["run", "--faults"])
         .args(["--seed", &stage.rng.random::<u32>().to_string()])
         .args(["--endpoint", &stage.world.endpoints().join(",")])
         .args(["--register", &stage.world.register()])

@@ -9,7 +9,8 @@
 //! - a renewal lands, by the database's own clock, before the old end of the
 //!   lease: `expires_at - ttl` of the answer is the moment of the judgement.
 //!
-//! A failover may bring leases back, and a fault may make a commit slow.
+//! A failover may bring leases back, a clock that is set back those that were over by
+//! time alone, and a fault may make a commit slow.
 
 use super::Violation;
 use crate::{
@@ -43,6 +44,7 @@ fn revived(facts: &Facts<'_>, resource: &Resource<'_>, op: &Op) -> Option<Violat
             && (end.lost() || released)
             && end.answered < op.sent
             && !facts.history.forgotten(end.sent, op.answered)
+            && !facts.history.revives(end, op.answered)
     };
     if let Some(end) = resource.calls_of(lease.owner).iter().find(ends) {
         let what = format!("{} had ended, and {} succeeds", lease.token, op.call.kind());
@@ -75,6 +77,7 @@ fn back_after_a_look(facts: &Facts<'_>, resource: &Resource<'_>, look: &Op) -> O
     let proves = |op: &&&Op| {
         op.answered > look.answered
             && !history.forgotten(lease.told, op.answered)
+            && !history.revives(look, op.answered)
             && (op.shown().is_some_and(|shown| shown.token == lease.token)
                 || (op.call == Call::Release { token: lease.token } && op.succeeded()))
     };
@@ -269,6 +272,29 @@ mod tests {
                 op("", Get, 40..50, no("LOCK_NOT_FOUND")),
                 op("a", renew(5), 200..210, lock(5)),
             ],
+        );
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_may_bring_it_back() {
+        let renewed = || op("a", renew(5), 1060..1070, lock(5));
+        let ends = [
+            op("a", renew(5), 1020..1030, no("LOCK_EXPIRED")),
+            op("", Get, 1020..1030, no("LOCK_NOT_FOUND")),
+        ];
+        for end in ends {
+            bad(super::check, [granted(), end.clone(), renewed()]);
+            good_with(
+                super::check,
+                [stepped(1040..1041, -500)],
+                [granted(), end, renewed()],
+            );
+        }
+        // A Release stands.
+        bad_with(
+            super::check,
+            [stepped(1040..1041, -500)],
+            [granted(), op("a", release(5), 20..30, done()), renewed()],
         );
     }
 

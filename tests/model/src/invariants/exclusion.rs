@@ -84,6 +84,18 @@ mod tests {
     }
 
     #[test]
+    fn an_acquire_that_was_refused_ends_nothing() {
+        bad(
+            super::check,
+            [
+                op("a", acquire("1"), 0..10, lock(5)),
+                op("a", acquire("2"), 100..110, no("REQUEST_SPENT")),
+                op("b", acquire("3"), 250..260, lock(6)),
+            ],
+        );
+    }
+
+    #[test]
     fn a_late_acquire_of_the_same_owner_may_still_be_under_way() {
         good(
             super::check,

@@ -1,5 +1,6 @@
-//! Get never shows a lease that had certainly ended, by one `slack`, nor one that
-//! its owner had not asked for.
+//! Get never shows a lease that had certainly ended: at once after its Release or after
+//! a newer token was shown to anybody, one `slack` after its time. Nor one that its owner
+//! had not asked for.
 
 use super::Violation;
 use crate::{
@@ -24,7 +25,7 @@ pub fn check(facts: &Facts<'_>) -> Vec<Violation> {
             Could::NoMore(over) => over.min(lease.over),
             Could::Hold => lease.over,
         };
-        if over.plus(facts.history.limits.slack) < op.sent {
+        if over < op.sent {
             let what = format!("{} of {} was over at {over}", lease.token, lease.owner);
             violations.push(Violation::new(what, &[lease.answers[0], op]));
         }
@@ -67,7 +68,7 @@ mod tests {
             [
                 granted.clone(),
                 op("a", release(5), 20..30, done()),
-                op("", Get, 531..540, shown("a", 5)),
+                op("", Get, 31..40, shown("a", 5)),
             ],
         );
         bad(
@@ -75,9 +76,33 @@ mod tests {
             [
                 granted,
                 op("a", acquire("2"), 20..30, lock(6)),
-                op("", Get, 531..540, shown("a", 5)),
+                op("", Get, 31..40, shown("a", 5)),
             ],
         );
+    }
+
+    #[test]
+    fn a_token_that_goes_back_is_bad() {
+        let (first, second) = (
+            op("a", acquire("1"), 0..100, lock(5)),
+            op("a", acquire("2"), 0..100, lock(6)),
+        );
+        let look = |at, token| op("", Get, at..at + 5, shown("a", token));
+        let back = [first.clone(), second.clone(), look(20, 6), look(26, 5)];
+        bad(super::check, back.clone());
+        good_with(super::check, [forgotten(15..22)], back);
+        good(super::check, [first, second, look(20, 6), look(24, 5)]);
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_revives_what_had_expired() {
+        let three = [
+            op("a", acquire("1"), 0..10, lock(5)),
+            op("a", renew(5), 1020..1030, no("LOCK_EXPIRED")),
+            op("", Get, 1050..1060, shown("a", 5)),
+        ];
+        bad(super::check, three.clone());
+        good_with(super::check, [stepped(1040..1041, -500)], three);
     }
 
     #[test]

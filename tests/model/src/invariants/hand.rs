@@ -32,6 +32,7 @@ pub(super) fn op(owner: &str, call: Call, at: Range<u64>, outcome: Outcome) -> O
         sent: time(at.start),
         answered: time(at.end),
         outcome,
+        status: None,
     }
 }
 
@@ -80,6 +81,8 @@ pub(super) fn shown(owner: &str, token: i64) -> Outcome {
 pub(super) fn held(owner: &str) -> Outcome {
     Outcome::Held {
         owner: owner.to_owned(),
+        acquired_at: 5,
+        remaining: TTL,
     }
 }
 pub(super) fn done() -> Outcome {

@@ -55,7 +55,7 @@ fn hidden<'a>(facts: &Facts<'_>, resource: &'a Resource<'a>, op: &Op) -> Option<
     let shows = match (&op.call, &op.outcome) {
         (Call::Get, Outcome::Lock(shown)) => shown.token == lease.token,
         (Call::Get, Outcome::No(_)) => false,
-        (Call::Acquire { .. }, Outcome::Held { owner }) => owner == lease.owner,
+        (Call::Acquire { .. }, Outcome::Held { owner, .. }) => owner == lease.owner,
         _ => return None,
     };
     let known = op.answered < lease.until_as_known(facts.history, op.sent);

@@ -17,6 +17,8 @@ pub mod exclusion;
 pub mod gets;
 pub mod holders;
 pub mod kept;
+pub mod losses;
+pub mod reasons;
 pub mod register;
 pub mod replays;
 pub mod stale;
@@ -65,6 +67,10 @@ pub const INVARIANTS: &[Invariant] = &[
         check: kept::check,
     },
     Invariant {
+        name: "losses",
+        check: losses::check,
+    },
+    Invariant {
         name: "gets",
         check: gets::check,
     },
@@ -75,6 +81,10 @@ pub const INVARIANTS: &[Invariant] = &[
     Invariant {
         name: "answers",
         check: answers::check,
+    },
+    Invariant {
+        name: "reasons",
+        check: reasons::check,
     },
     Invariant {
         name: "register",

@@ -1,6 +1,7 @@
 //! The fenced register never goes back: the tokens of its log, in the order of the
 //! commits, never fall. It loses no acknowledged write, holds none that was
-//! refused, and refuses only because of a newer token.
+//! refused, each at most once and as it was asked for, and refuses only because of a
+//! newer token.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -37,6 +38,21 @@ pub fn check(facts: &Facts<'_>) -> Vec<Violation> {
                 .collect();
             violations.push(Violation::new(what, &ops));
         }
+    }
+
+    let mut lines = HashSet::new();
+    for line in &history.register {
+        let wrote = by_id.get(&line.op).copied();
+        let fits = |op: &Op| op.resource == line.resource && op.call.token() == Some(line.token);
+        let what = if !lines.insert(line.op) {
+            "a write was done twice"
+        } else if !wrote.is_some_and(fits) {
+            "nobody wrote this"
+        } else {
+            continue;
+        };
+        let what = format!("{}: {what}: {line:?}", line.resource);
+        violations.push(Violation::new(what, wrote.as_slice()));
     }
 
     let shown = shown_first(writes());
@@ -118,6 +134,15 @@ mod tests {
     #[test]
     fn a_lost_write_is_bad() {
         assert_eq!(found([write(1, 5, 0..10, done())], []), 1);
+    }
+
+    #[test]
+    fn a_line_is_of_one_write() {
+        let write = || [write(1, 5, 0..10, unknown())];
+        assert_eq!(found(write(), [admitted(1, 5)]), 0);
+        assert_eq!(found(write(), [admitted(1, 5), admitted(1, 5)]), 1);
+        assert_eq!(found(write(), [admitted(1, 6)]), 1);
+        assert_eq!(found(write(), [admitted(2, 5)]), 1);
     }
 
     #[test]

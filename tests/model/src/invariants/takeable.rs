@@ -1,5 +1,6 @@
 //! Released and expired leases are takeable: no Acquire is refused in the name of
-//! an owner whose leases were all over, by one `slack`, when it was sent.
+//! an owner whose leases were all over when it was sent: at once after a Release, one
+//! `slack` after their time.
 //!
 //! What an owner may have had is counted with every call of it whose answer was
 //! lost. So a grant that nobody was told of blocks its name for one TTL after the
@@ -16,11 +17,11 @@ use crate::{
 pub fn check(facts: &Facts<'_>) -> Vec<Violation> {
     let mut violations = Vec::new();
     for (resource, op) in facts.ops() {
-        let Outcome::Held { owner } = &op.outcome else {
+        let Outcome::Held { owner, .. } = &op.outcome else {
             continue;
         };
         if let Could::NoMore(over) = resource.could_hold(owner, op)
-            && over.plus(facts.history.limits.slack) < op.sent
+            && over < op.sent
         {
             let what = format!("refused because of {owner}, whose leases were all over at {over}");
             let last = resource.calls_of(owner).last().copied();
@@ -74,7 +75,7 @@ mod tests {
         let three = [
             op("a", acquire("1"), 0..10, lock(5)),
             op("a", release(5), 100..110, done()),
-            op("b", acquire("2"), 700..710, held("a")),
+            op("b", acquire("2"), 111..120, held("a")),
         ];
         bad(super::check, three.clone());
         good_with(super::check, [forgotten(50..200)], three);

@@ -1,7 +1,10 @@
 //! Tokens rise in real time: a grant that was asked for after a token was shown
-//! to anybody has a larger one, unless it is the answer to the same request once
-//! more. Two acquisitions never share a token. No fault relaxes these two: not a
-//! crash, a failover, a restore or a clock.
+//! to anybody has a larger one. Two acquisitions never share a token. No fault relaxes
+//! these two: not a crash, a failover, a restore or a clock.
+//!
+//! A failover may bring an ended lease back, though, and the answer to its request once
+//! more is then that lease, which is no new grant: it may be older than a token that the
+//! same failover forgot, when the request was first sent before that token was shown.
 //!
 //! And tokens rise in the order of the leases: a lease that certainly lives after
 //! another was granted was granted later, and has a larger token. Here a grant that a
@@ -21,7 +24,10 @@ pub fn check(facts: &Facts<'_>) -> Vec<Violation> {
         let Some(granted) = op.granted() else {
             continue;
         };
-        let Some(before) = resource.newest_before(op.sent, false) else {
+        let is_replay = |before: &Op| is_replay(resource, op, before);
+        let newest = resource.newest_before(op.sent, false);
+        let newest = newest.filter(|before| !is_replay(before));
+        let Some(before) = newest.or_else(|| resource.newest_before(op.sent, true)) else {
             continue;
         };
         let known = before.shown().map_or(0, |shown| shown.token);
@@ -39,6 +45,13 @@ pub fn check(facts: &Facts<'_>) -> Vec<Violation> {
         );
     }
     violations
+}
+
+/// Whether the request of this grant was sent once before a token was shown.
+fn is_replay(resource: &Resource<'_>, grant: &Op, shown: &Op) -> bool {
+    let mut own = resource.calls_of(&grant.owner).iter();
+    let id = grant.request().map_or("", |(_, id)| id);
+    !id.is_empty() && own.any(|op| op.request() == grant.request() && op.sent <= shown.answered)
 }
 
 /// A lease that lives after one with a larger token was granted.
@@ -115,6 +128,25 @@ mod tests {
             [forgotten(0..1000), stepped(0..1, -9000)],
             two,
         );
+    }
+
+    #[test]
+    fn a_failover_may_bring_back_the_lease_of_a_request() {
+        let replayed = |id| {
+            [
+                op("a", acquire("1"), 0..10, lock(5)),
+                op("a", release(5), 20..30, done()),
+                op("b", acquire("2"), 40..50, lock(7)),
+                op("a", acquire(id), 60..70, lock(5)),
+            ]
+        };
+        good_with(super::check, [forgotten(15..55)], replayed("1"));
+        // Nothing forgot the newer one, it is another request, or was never sent before.
+        bad(super::check, replayed("1"));
+        bad_with(super::check, [forgotten(15..35)], replayed("1"));
+        bad_with(super::check, [forgotten(15..55)], replayed("3"));
+        let [_, _, newer, first] = replayed("1");
+        bad_with(super::check, [forgotten(15..55)], [newer, first]);
     }
 
     #[test]

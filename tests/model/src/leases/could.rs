@@ -15,6 +15,12 @@ pub enum Could {
 }
 
 impl Resource<'_> {
+    /// Whether an owner may have had leases that nobody was told of.
+    #[must_use]
+    pub fn may_hide(&self, owner: &str) -> bool {
+        self.hidden.contains_key(owner)
+    }
+
     /// Whether an owner could have a lease, known or not, while the call was under way.
     #[must_use]
     pub fn could_hold(&self, owner: &str, op: &Op) -> Could {

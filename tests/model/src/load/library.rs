@@ -4,15 +4,15 @@
 use std::time::Duration;
 
 use fencepost_client::{
-    AcquireOptions, Acquisition, Client as Library, Error as Failure, Lock, LostReason,
+    AcquireOptions, Acquisition, Client as Library, Error as Failure, Holder, Lock, LostReason,
 };
 use rand::Rng as _;
 use tokio::time::timeout;
 
-use super::{Context, Error, PATIENCE};
+use super::{Context, Error, PATIENCE, line::micros};
 use crate::{
-    history::{Call, Outcome, Shown, Via},
-    recorder::Caller,
+    history::{Call, Outcome, Shown, Status, Via},
+    recorder::{Answer, Caller},
 };
 
 #[derive(Debug)]
@@ -83,10 +83,10 @@ impl Client {
                 Ok(Ok(taken)) => {
                     let outcome = Outcome::Lock(shown(taken.granted()));
                     guard = Some(taken);
-                    outcome
+                    outcome.into()
                 }
                 Ok(Err(error)) => failed(&error),
-                Err(_) => dropped(),
+                Err(_) => dropped().into(),
             }
         };
         recorder.call(&caller, call, acquiring).await;
@@ -116,12 +116,12 @@ impl Client {
         let sent = recorder.now();
         let given_back = if lost.is_some() || self.context.chance(30) {
             drop(guard);
-            Outcome::Unknown("the guard was dropped".to_owned())
+            Outcome::Unknown("the guard was dropped".to_owned()).into()
         } else {
             guard
                 .release()
                 .await
-                .map_or_else(|error| failed(&error), |()| Outcome::Done)
+                .map_or_else(|error| failed(&error), |()| Outcome::Done.into())
         };
         let end = lost.map_or_else(|| Outcome::Unknown("left".to_owned()), lost_by);
         recorder.record(id, &caller, Call::Release { token }, sent, given_back);
@@ -143,12 +143,10 @@ impl Client {
         let patience = self.patience();
         let acquiring = async {
             match timeout(patience, library.acquire(&caller.resource, options)).await {
-                Ok(Ok(Acquisition::Acquired(lock))) => Outcome::Lock(shown(&lock)),
-                Ok(Ok(Acquisition::Refused(holder))) => Outcome::Held {
-                    owner: holder.owner,
-                },
+                Ok(Ok(Acquisition::Acquired(lock))) => Outcome::Lock(shown(&lock)).into(),
+                Ok(Ok(Acquisition::Refused(holder))) => held(&holder).into(),
                 Ok(Err(error)) => failed(&error),
-                Err(_) => dropped(),
+                Err(_) => dropped().into(),
             }
         };
         let outcome = recorder.call(&caller, call, acquiring).await;
@@ -165,9 +163,9 @@ impl Client {
             let renewing = async {
                 let renewing = library.renew(&caller.resource, &caller.owner, token, None);
                 match timeout(patience, renewing).await {
-                    Ok(Ok(lock)) => Outcome::Lock(shown(&lock)),
+                    Ok(Ok(lock)) => Outcome::Lock(shown(&lock)).into(),
                     Ok(Err(error)) => failed(&error),
-                    Err(_) => dropped(),
+                    Err(_) => dropped().into(),
                 }
             };
             recorder
@@ -178,7 +176,7 @@ impl Client {
             let released = library
                 .release(&caller.resource, &caller.owner, token)
                 .await;
-            released.map_or_else(|error| failed(&error), |()| Outcome::Done)
+            released.map_or_else(|error| failed(&error), |()| Outcome::Done.into())
         };
         recorder
             .call(&caller, Call::Release { token }, releasing)
@@ -193,8 +191,8 @@ impl Client {
         let recorder = self.context.recorder.clone();
         let looking = async {
             match self.library.get(&caller.resource).await {
-                Ok(Some(lock)) => Outcome::Lock(shown(&lock)),
-                Ok(None) => Outcome::No("LOCK_NOT_FOUND".to_owned()),
+                Ok(Some(lock)) => Outcome::Lock(shown(&lock)).into(),
+                Ok(None) => Outcome::No("LOCK_NOT_FOUND".to_owned()).into(),
                 Err(error) => failed(&error),
             }
         };
@@ -214,11 +212,25 @@ fn dropped() -> Outcome {
     Outcome::Unknown("dropped".to_owned())
 }
 
-fn failed(error: &Failure) -> Outcome {
+/// What is a bug, the server's or the library's, is told as such.
+fn failed(error: &Failure) -> Answer {
+    let status = match error {
+        Failure::Internal { .. } => Some(("Internal", Some("INTERNAL"))),
+        Failure::Rejected { .. } => Some(("Unimplemented", None)),
+        _ => None,
+    };
+    Answer {
+        outcome: outcome_of(error),
+        status: status.map(|(code, reason)| Status {
+            code: code.to_owned(),
+            reason: reason.map(str::to_owned),
+        }),
+    }
+}
+
+fn outcome_of(error: &Failure) -> Outcome {
     match error {
-        Failure::Refused { holder } => Outcome::Held {
-            owner: holder.owner.clone(),
-        },
+        Failure::Refused { holder } => held(holder),
         Failure::Lost { reason } => lost_by(*reason),
         Failure::RequestSpent => Outcome::No("REQUEST_SPENT".to_owned()),
         Failure::Invalid { .. } => Outcome::No("INVALID_REQUEST".to_owned()),
@@ -234,15 +246,17 @@ fn lost_by(reason: LostReason) -> Outcome {
     }
 }
 
+fn held(holder: &Holder) -> Outcome {
+    Outcome::Held {
+        owner: holder.owner.clone(),
+        acquired_at: micros(holder.acquired_at),
+        remaining: holder.remaining,
+    }
+}
+
 /// `remaining` counts from the return of the call: counted from its sending it is
 /// less than there is.
 fn shown(lock: &Lock) -> Shown {
-    let micros = |time: std::time::SystemTime| {
-        let since = time
-            .duration_since(std::time::UNIX_EPOCH)
-            .unwrap_or_default();
-        i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
-    };
     Shown {
         token: lock.fencing_token,
         owner: lock.owner.clone(),

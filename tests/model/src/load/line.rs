@@ -2,24 +2,24 @@
 
 use std::{
     sync::{Mutex, PoisonError},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use fencepost_proto::v1::{
-    AcquireRequest, GetRequest, KeepAliveRequest, KeepAliveResponse, Lock, ReleaseRequest,
+    AcquireRequest, GetRequest, Holder, KeepAliveRequest, KeepAliveResponse, Lock, ReleaseRequest,
     RenewRequest, lock_service_client::LockServiceClient,
 };
 use fencepost_support::calls;
 use tokio::time::timeout;
 use tonic::{
-    Request, Status, Streaming,
+    Code, Request, Status, Streaming,
     transport::{Channel, Endpoint},
 };
 
 use super::{Error, PATIENCE};
 use crate::{
-    history::{Call, Outcome, Shown, Time, Via},
-    recorder::{Caller, Recorder},
+    history::{self, Call, Outcome, Shown, Time, Via},
+    recorder::{Answer, Caller, Recorder},
 };
 
 type Stub = LockServiceClient<Channel>;
@@ -91,11 +91,9 @@ impl Line {
             async |mut stub, request| {
                 let answer = stub.acquire(request).await?.into_inner();
                 Ok(match (answer.lock, answer.holder) {
-                    (Some(lock), None) if answer.acquired => Outcome::Lock(lock.into()),
-                    (None, Some(holder)) => Outcome::Held {
-                        owner: holder.owner,
-                    },
-                    _ => Outcome::Unknown("neither granted nor refused".to_owned()),
+                    (lock @ Some(_), None) if answer.acquired => lock_of(&wish.resource, lock),
+                    (None, Some(holder)) if !answer.acquired => Outcome::from(holder).into(),
+                    _ => no_answer("neither granted nor refused"),
                 })
             },
         )
@@ -116,7 +114,10 @@ impl Line {
             call,
             cut,
             request,
-            async |mut stub, request| Ok(or_nothing(stub.renew(request).await?.into_inner().lock)),
+            async |mut stub, request| {
+                let lock = stub.renew(request).await?.into_inner().lock;
+                Ok(lock_of(&held.resource, lock))
+            },
         )
         .await
     }
@@ -134,7 +135,7 @@ impl Line {
             call,
             cut,
             request,
-            async |mut stub, request| stub.release(request).await.map(|_| Outcome::Done),
+            async |mut stub, request| stub.release(request).await.map(|_| Outcome::Done.into()),
         )
         .await
     }
@@ -149,7 +150,10 @@ impl Line {
             Call::Get,
             cut,
             request,
-            async |mut stub, request| Ok(or_nothing(stub.get(request).await?.into_inner().lock)),
+            async |mut stub, request| {
+                let lock = stub.get(request).await?.into_inner().lock;
+                Ok(lock_of(resource, lock))
+            },
         )
         .await
     }
@@ -168,10 +172,10 @@ impl Line {
         let mut stub = self.stub();
         let opened = self.recorder.now();
         let mut words = Words::default();
-        let record = |outcome| {
+        let record = |answer: Answer| {
             let id = self.recorder.next_id();
             self.recorder
-                .record(id, &caller, call.clone(), opened, outcome);
+                .record(id, &caller, call.clone(), opened, answer);
         };
         let listening = async {
             let mut stream: Streaming<KeepAliveResponse> = match stub.keep_alive(request).await {
@@ -180,21 +184,24 @@ impl Line {
             };
             loop {
                 match stream.message().await {
-                    Ok(Some(word)) => record(match word.lock {
-                        Some(lock) => Outcome::Lock(words.shown(lock, opened, self.recorder.now())),
-                        None => or_nothing(None),
-                    }),
-                    Ok(None) => return Outcome::Unknown("the stream ended OK".to_owned()),
+                    Ok(Some(word)) => {
+                        let mut answer = lock_of(&held.resource, word.lock);
+                        if let Outcome::Lock(shown) = &mut answer.outcome {
+                            words.count(shown, opened, self.recorder.now());
+                        }
+                        record(answer);
+                    }
+                    Ok(None) => return no_answer("the stream ended OK"),
                     Err(status) => return failed(&status),
                 }
             }
         };
         let end = tokio::select! {
             end = listening => end,
-            () = left => Outcome::Unknown("left".to_owned()),
+            () = left => Outcome::Unknown("left".to_owned()).into(),
         };
         record(end.clone());
-        end
+        end.outcome
     }
 
     fn stub(&self) -> Stub {
@@ -220,7 +227,7 @@ impl Line {
         call: Call,
         cut: Cut,
         message: T,
-        work: impl AsyncFnOnce(Stub, Request<T>) -> Result<Outcome, Status>,
+        work: impl AsyncFnOnce(Stub, Request<T>) -> Result<Answer, Status>,
     ) -> Outcome {
         let mut request = Request::new(message);
         let patience = match cut {
@@ -233,15 +240,15 @@ impl Line {
         };
         let work = async {
             match timeout(patience, work(self.stub(), request)).await {
-                Ok(Ok(outcome)) => outcome,
+                Ok(Ok(answer)) => answer,
                 Ok(Err(status)) => failed(&status),
                 Err(_) if patience == PATIENCE => {
                     // A channel may never come back by itself.
                     let mut stub = self.stub.lock().unwrap_or_else(PoisonError::into_inner);
                     *stub = Stub::new(self.endpoint.connect_lazy());
-                    Outcome::Unknown("no answer in time".to_owned())
+                    Outcome::Unknown("no answer in time".to_owned()).into()
                 }
-                Err(_) => Outcome::Unknown("dropped".to_owned()),
+                Err(_) => Outcome::Unknown("dropped".to_owned()).into(),
             }
         };
         self.recorder
@@ -261,27 +268,38 @@ struct Words {
 }
 
 impl Words {
-    fn shown(&mut self, lock: Lock, opened: Time, arrived: Time) -> Shown {
-        let mut shown = Shown::from(lock);
+    fn count(&mut self, shown: &mut Shown, opened: Time, arrived: Time) {
         let first = self.first.get_or_insert_with(|| shown.clone());
         let later = u64::try_from(shown.expires_at - first.expires_at).unwrap_or(0);
         let from_first = first.remaining + Duration::from_micros(later);
         shown.remaining = from_first.min(arrived.since(opened) + shown.remaining);
-        shown
     }
 }
 
-fn or_nothing(lock: Option<Lock>) -> Outcome {
-    lock.map_or_else(
-        || Outcome::Unknown("no lock in the answer".to_owned()),
-        |lock| Outcome::Lock(lock.into()),
-    )
+/// The lease in an answer, which must be one of this resource.
+fn lock_of(resource: &str, lock: Option<Lock>) -> Answer {
+    match lock {
+        None => no_answer("no lock in the answer"),
+        Some(lock) if lock.resource != resource => no_answer("the lock of another resource"),
+        Some(lock) => Outcome::Lock(lock.into()).into(),
+    }
+}
+
+/// OK, with nothing in it that says what came of the call.
+fn no_answer(why: &str) -> Answer {
+    Answer {
+        outcome: Outcome::Unknown(why.to_owned()),
+        status: Some(history::Status {
+            code: format!("{:?}", Code::Ok),
+            reason: None,
+        }),
+    }
 }
 
 /// What a refused or failed call came to: anything that the contract does not call
 /// final may have happened.
 #[must_use]
-pub fn failed(status: &Status) -> Outcome {
+pub fn failed(status: &Status) -> Answer {
     let last = [
         "LOCK_NOT_FOUND",
         "LOCK_EXPIRED",
@@ -291,29 +309,42 @@ pub fn failed(status: &Status) -> Outcome {
         "REQUEST_SPENT",
         "INVALID_REQUEST",
     ];
-    match calls::reason(status) {
-        Some(reason) if last.contains(&reason.as_str()) => Outcome::No(reason),
-        reason => Outcome::Unknown(format!(
-            "{:?} {}",
-            status.code(),
-            reason.unwrap_or_default()
-        )),
+    let (code, reason) = (format!("{:?}", status.code()), calls::reason(status));
+    let outcome = match &reason {
+        Some(reason) if last.contains(&reason.as_str()) => Outcome::No(reason.clone()),
+        _ => Outcome::Unknown(format!("{code} {}", status.message())),
+    };
+    Answer {
+        outcome,
+        status: Some(history::Status { code, reason }),
     }
+}
+
+impl From<Holder> for Outcome {
+    fn from(holder: Holder) -> Self {
+        Self::Held {
+            owner: holder.owner,
+            acquired_at: micros(calls::time(holder.acquired_at)),
+            remaining: calls::span(holder.remaining),
+        }
+    }
+}
+
+/// Since 1970.
+pub(super) fn micros(time: SystemTime) -> i64 {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH);
+    i64::try_from(since.unwrap_or_default().as_micros()).unwrap_or(i64::MAX)
 }
 
 impl From<Lock> for Shown {
     fn from(lock: Lock) -> Self {
-        let micros = |time| {
-            let since = calls::time(time).duration_since(std::time::UNIX_EPOCH);
-            i64::try_from(since.unwrap_or_default().as_micros()).unwrap_or(i64::MAX)
-        };
         Self {
             token: lock.fencing_token,
             owner: lock.owner,
             remaining: calls::span(lock.remaining),
             ttl: calls::span(lock.ttl),
-            acquired_at: micros(lock.acquired_at),
-            expires_at: micros(lock.expires_at),
+            acquired_at: micros(calls::time(lock.acquired_at)),
+            expires_at: micros(calls::time(lock.expires_at)),
         }
     }
 }
