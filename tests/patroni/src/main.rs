@@ -16,6 +16,7 @@
 mod cluster;
 mod holders;
 mod measure;
+mod moments;
 mod node;
 mod programs;
 mod report;

@@ -11,7 +11,10 @@ use std::{
 use fencepost_model::default_directory;
 use serde_json::{Value, json};
 
-use crate::run::{Cell, Fault, Round};
+use crate::{
+    moments::Fault,
+    run::{Cell, Round},
+};
 
 const KINDS: [&str; 3] = ["Acquire", "Renew", "Release"];
 

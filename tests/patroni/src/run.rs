@@ -4,58 +4,29 @@ use std::{collections::BTreeMap, time::Duration};
 
 use fencepost_model::{
     Contradiction, Load, Options, default_directory,
-    history::{History, Op, Time, What},
+    history::{Event, History, Op, Time},
     verdict,
 };
 use fencepost_support::{Postgres, Server, wait::within};
 use serde_json::Value;
 use tokio::time::sleep;
 
-use crate::{Mode, Route, cluster::Cluster, holders::Holders, measure};
-
-/// Under load before each fault, and after it.
-const STEADY: Duration = Duration::from_secs(3);
+use crate::{
+    Mode, Route,
+    cluster::Cluster,
+    holders::Holders,
+    measure,
+    moments::{Fault, Moments, STEADY},
+};
 
 /// For how long standbys are cut off before a kill.
 const CUT_OFF: Duration = Duration::from_secs(1);
-
-/// How far an asynchronous standby may be behind on this machine, busy as it is.
-const LAG: Duration = Duration::from_secs(2);
 
 /// Patroni's ttl, and the promotion.
 const PATIENCE: Duration = Duration::from_secs(90);
 
 const REPLICAS: usize = 3;
 const HOLDERS: usize = 12;
-
-/// What is done in a round.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Fault {
-    Kill,
-    Switchover,
-    CutOffAndKill,
-    Freeze,
-}
-
-impl Fault {
-    fn of_round(number: u16) -> Self {
-        match number % 6 {
-            0 => Self::Kill,
-            2 => Self::CutOffAndKill,
-            4 => Self::Freeze,
-            _ => Self::Switchover,
-        }
-    }
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Kill => "kill -9",
-            Self::Switchover => "switchover",
-            Self::CutOffAndKill => "cut off, kill -9",
-            Self::Freeze => "freeze",
-        }
-    }
-}
 
 /// What a round looked like.
 #[derive(Debug)]
@@ -98,22 +69,6 @@ impl Cell {
     }
 }
 
-/// When what was done.
-struct Moments {
-    fault: Fault,
-    /// When it began, the cutting off included.
-    from: Time,
-    /// When the leader was told to go, or killed.
-    struck: Time,
-    /// When another node committed.
-    committed: Time,
-    /// When all was served again.
-    served: Time,
-    /// When the node was back.
-    whole: Time,
-    way_back: &'static str,
-}
-
 /// Runs a cell.
 pub(crate) async fn run(
     mode: Mode,
@@ -143,22 +98,7 @@ pub(crate) async fn run(
             round.served.since(round.struck),
             round.way_back
         ));
-        let what = match (mode, round.fault) {
-            (Mode::Synchronous, _) | (_, Fault::Switchover) => {
-                What::Fault(round.fault.name().to_owned())
-            }
-            (Mode::Asynchronous, _) => What::LeasesForgotten,
-        };
-        let from = match what {
-            What::LeasesForgotten => round.from.minus(LAG),
-            _ => round.from,
-        };
-        // Asynchronous, and without a watchdog, a leader that wakes up takes writes
-        // until its Patroni has seen what time it is: both may grant a lock.
-        let to = match (mode, round.fault) {
-            (Mode::Asynchronous, Fault::Freeze) => round.whole,
-            _ => round.served,
-        };
+        let Event { from, to, what } = round.excuse(mode);
         load.recorder().event(from, to, what);
         moments.push(round);
     }
@@ -170,7 +110,9 @@ pub(crate) async fn run(
     Ok(judge(mode, route, &history, &moments, errors(&servers)))
 }
 
-/// Does it, waits until all is served again, and mends it.
+/// Does it, waits until all is served again, and mends it. A leader that was frozen thaws
+/// when it is brought back, as a second primary for a moment: what is not judged then is
+/// said at [`Moments::excuse`].
 async fn strike(cluster: &mut Cluster, load: &Load, holders: &Holders, fault: Fault) -> Moments {
     cluster.wait_whole().await;
     let leader = cluster
