@@ -60,6 +60,8 @@ struct Counters {
     /// Bytes that have passed since the direction's flow was set last.
     up: AtomicU64,
     down: AtomicU64,
+    /// Bytes of both directions that did not pass when they came.
+    hindered: AtomicU64,
     open: AtomicU64,
     accepted: AtomicU64,
     listening: AtomicBool,
@@ -192,6 +194,11 @@ impl Proxy {
     /// Bytes from server to client that passed since the flow was set last.
     pub fn passed_down(&self) -> u64 {
         self.counters.down.load(Ordering::SeqCst)
+    }
+
+    /// Bytes so far that were late, held back, thrown away, or met by a reset.
+    pub fn hindered(&self) -> u64 {
+        self.counters.hindered.load(Ordering::SeqCst)
     }
 
     /// Connections that are open now.
@@ -342,18 +349,18 @@ async fn serve(
     let target = plan.borrow().target;
     let connected = tokio::select! {
         connected = TcpStream::connect(target) => connected,
-        with_reset = &mut end => return close(&client, with_reset),
+        with_reset = &mut end => return pump::close(&client, with_reset),
     };
     let Ok(mut server) = connected else {
         // A hole is a hole whether or not somebody lives behind it.
         let holed = plan.borrow().up == Flow::Swallow;
         if holed {
             tokio::select! {
-                () = pump::discard(&mut client) => {}
-                with_reset = &mut end => close(&client, with_reset),
+                () = pump::discard(&mut client, &counters.hindered) => {}
+                with_reset = &mut end => pump::close(&client, with_reset),
             }
         } else {
-            close(&client, true);
+            pump::close(&client, true);
         }
         return;
     };
@@ -368,6 +375,7 @@ async fn serve(
             plan.clone(),
             |plan| plan.up,
             &counters.up,
+            &counters.hindered,
         );
         let down = pump::pump(
             server_read,
@@ -375,20 +383,13 @@ async fn serve(
             plan.clone(),
             |plan| plan.down,
             &counters.down,
+            &counters.hindered,
         );
         tokio::select! {
             done = async { tokio::try_join!(up, down) } => done.is_err(),
             with_reset = &mut end => with_reset,
         }
     };
-    close(&client, with_reset);
-    close(&server, with_reset);
-}
-
-/// Makes the coming drop of `stream` send a reset.
-fn close(stream: &TcpStream, with_reset: bool) {
-    if with_reset {
-        // A stream that is closed already needs none.
-        let _ = stream.set_zero_linger();
-    }
+    pump::close(&client, with_reset);
+    pump::close(&server, with_reset);
 }

@@ -193,6 +193,11 @@ pub fn is_alive(pid: u32) -> bool {
     stat(pid).is_some_and(|stat| stat.state != 'Z')
 }
 
+/// Whether a process stands still after `SIGSTOP`.
+pub fn is_frozen(pid: u32) -> bool {
+    stat(pid).is_some_and(|stat| stat.state == 'T')
+}
+
 /// The processor time that a process has used so far, user and system.
 pub fn cpu_time(pid: u32) -> Option<Duration> {
     stat(pid).map(|stat| stat.cpu)

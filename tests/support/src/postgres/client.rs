@@ -45,6 +45,19 @@ impl Client {
         }
     }
 
+    /// The one value of a query's one row; none when there is none.
+    pub async fn try_value<T>(&self, query: &str) -> Option<T>
+    where
+        T: for<'a> tokio_postgres::types::FromSql<'a>,
+    {
+        self.client
+            .query_one(query, &[])
+            .await
+            .ok()?
+            .try_get(0)
+            .ok()
+    }
+
     /// The major version of the server, for what is not the same in all.
     pub async fn major_version(&self) -> i32 {
         self.value("SELECT current_setting('server_version_num')::int / 10000")

@@ -273,6 +273,11 @@ impl Postgres {
             .for_each(|pid| system::signal(pid, Signal::STOP));
     }
 
+    /// Whether all of them stand still.
+    pub fn is_frozen(&self) -> bool {
+        self.pids().into_iter().all(system::is_frozen)
+    }
+
     /// Ends [`Postgres::freeze`].
     pub fn thaw(&self) {
         self.pids()

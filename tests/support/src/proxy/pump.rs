@@ -30,6 +30,7 @@ pub(super) async fn pump(
     mut plan: watch::Receiver<Plan>,
     flow: impl Fn(&Plan) -> Flow,
     passed: &AtomicU64,
+    hindered: &AtomicU64,
 ) -> io::Result<()> {
     let (queue, mut queued) = mpsc::channel::<(Instant, Vec<u8>)>(CHUNKS_UNDER_WAY);
     let read = async move {
@@ -50,15 +51,24 @@ pub(super) async fn pump(
     };
     let write = async {
         while let Some((arrived, bytes)) = queued.recv().await {
+            let hinder = |bytes| hindered.fetch_add(bytes as u64, Ordering::SeqCst);
+            if matches!(flow(&plan.borrow()), Flow::Delay(_) | Flow::Hold) {
+                hinder(bytes.len());
+            }
             match admit(&mut plan, &flow, arrived).await {
-                Flow::Swallow => continue,
+                Flow::Swallow => {
+                    hinder(bytes.len());
+                    continue;
+                }
                 Flow::SwallowAfter(limit) => {
                     let n = room(limit, passed, bytes.len());
+                    hinder(bytes.len() - n);
                     to.write_all(&bytes[..n]).await?;
                     continue;
                 }
                 Flow::ResetAfter(limit) => {
                     let n = room(limit, passed, bytes.len());
+                    hinder(bytes.len() - n);
                     to.write_all(&bytes[..n]).await?;
                     if n < bytes.len() {
                         return Err(io::ErrorKind::ConnectionReset.into());
@@ -121,7 +131,17 @@ fn room(limit: u64, passed: &AtomicU64, wanted: usize) -> usize {
 }
 
 /// Reads and throws away until the other side ends.
-pub(super) async fn discard(stream: &mut TcpStream) {
+pub(super) async fn discard(stream: &mut TcpStream, hindered: &AtomicU64) {
     let mut buffer = vec![0; CHUNK];
-    while matches!(stream.read(&mut buffer).await, Ok(n) if n > 0) {}
+    while let Ok(n @ 1..) = stream.read(&mut buffer).await {
+        hindered.fetch_add(n as u64, Ordering::SeqCst);
+    }
+}
+
+/// Makes the coming drop of `stream` send a reset.
+pub(super) fn close(stream: &TcpStream, with_reset: bool) {
+    if with_reset {
+        // A stream that is closed already needs none.
+        let _ = stream.set_zero_linger();
+    }
 }

@@ -73,6 +73,7 @@ async fn a_delay_is_kept_on_both_ways() {
     assert_eq!(ask(&mut stream, 7).await.unwrap(), 8);
     let took = start.elapsed();
     assert!(took >= Duration::from_millis(200), "{took:?}");
+    assert_eq!(proxy.hindered(), 2);
 }
 
 #[tokio::test]
@@ -81,6 +82,7 @@ async fn what_is_held_comes_when_it_is_let_go() {
     proxy.hold();
     stream.write_u8(7).await.unwrap();
     assert!(hears_nothing(&mut stream).await);
+    assert_eq!(proxy.hindered(), 1);
     proxy.forward().await;
     assert_eq!(stream.read_u8().await.unwrap(), 8);
 }
@@ -99,6 +101,7 @@ async fn what_is_swallowed_never_comes() {
     assert_eq!((proxy.passed_up(), proxy.passed_down()), (1, 0));
     proxy.forward().await;
     assert_eq!(ask(&mut stream, 27).await.unwrap(), 28);
+    assert_eq!(proxy.hindered(), 2);
 }
 
 #[tokio::test]
@@ -108,6 +111,7 @@ async fn a_black_hole_accepts_even_with_nobody_behind_it() {
     let mut stream = TcpStream::connect(proxy.address()).await.unwrap();
     stream.write_u8(7).await.unwrap();
     assert!(hears_nothing(&mut stream).await);
+    assert_eq!(proxy.hindered(), 1);
 }
 
 #[tokio::test]
@@ -119,6 +123,7 @@ async fn answers_end_after_so_many_bytes() {
     stream.write_u8(5).await.unwrap();
     assert!(hears_nothing(&mut stream).await);
     assert_eq!((proxy.passed_up(), proxy.passed_down()), (3, 1));
+    assert_eq!(proxy.hindered(), 1);
 }
 
 #[tokio::test]
@@ -128,7 +133,7 @@ async fn the_next_answer_breaks_the_connection() {
     let error = ask(&mut stream, 3).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
     // The request itself was delivered.
-    assert_eq!(proxy.passed_up(), 1);
+    assert_eq!((proxy.passed_up(), proxy.hindered()), (1, 1));
 }
 
 #[tokio::test]
