@@ -14,21 +14,27 @@
 //! - All invariants of the model. A fault is an event in the history; what that
 //!   excuses is said at [`What`](fencepost_model::history::What). Only the promotion of an asynchronous
 //!   standby and a clock that steps excuse more than late effects.
-//! - After the end of the round's faults each replica serves again within
-//!   [`BOUND`]: a new client has acquired, renewed and released. Nobody restarts a replica for
-//!   that (`recovery`).
-//! - A lease that was granted during a fault is still there (`kept`), but after the
-//!   promotion of an asynchronous standby.
-//! - No lease blocks its name for longer than its TTL: neither one whose holder went
-//!   away just before, nor one that nobody was told of, from during the fault (`debts`).
+//! - [`BOUND`] after the end of the round's faults at the latest each replica serves
+//!   again: a new client has acquired, renewed and released. Nobody restarts a replica
+//!   for that (`recovery`); one that was killed begins to start at the fault's end, and
+//!   its start is part of that time.
+//! - A lease that was granted during a fault is still there (`kept`), but for those
+//!   that the promotion of an asynchronous standby may have lost.
+//! - No lease blocks its name for longer than its TTL, or than until the replicas
+//!   serve again: neither one whose holder went away before or during the fault, nor
+//!   one that nobody was told of; the latter may be granted as late as the end of the
+//!   fault and the server's time-out (`debts`).
+//! - Each fault had an effect, which was seen while it lasted (`faults`): one that was
+//!   alone, and of each kind one at least.
 //!
-//! A history that contradicts an invariant is saved, and can be looked at again with
-//! `fencepost-model check FILE`.
+//! The history of an episode in which something did not hold is saved, and can be
+//! looked at again with `fencepost-model check FILE`.
 
 mod debts;
 mod disk;
 mod episode;
 mod faults;
+mod http;
 mod kept;
 mod plan;
 mod recovery;
@@ -60,6 +66,8 @@ pub struct Options {
     pub rounds: usize,
     /// Where histories are saved.
     pub directory: PathBuf,
+    /// The server of an older version, which one of the replicas is then.
+    pub older: Option<PathBuf>,
 }
 
 /// Runs episodes until the time is over, at least one.
@@ -69,11 +77,13 @@ pub struct Options {
 /// When this machine does not do what an episode needs before its first fault.
 pub async fn run(options: &Options) -> Report {
     let start = Instant::now();
-    let mut report = Report::new(options.seed);
+    let mut report = Report::new(options);
     for seed in options.seed.. {
-        let plan = Plan::of(seed, options.rounds, &options.only);
+        let Some(plan) = Plan::of(seed, options.rounds, &options.only) else {
+            break;
+        };
         say(&format!("seed {seed}: {:?}", plan.setup));
-        report.add(episode::run(plan, &options.directory).await);
+        report.add(episode::run(plan, options).await);
         if start.elapsed() >= options.time {
             break;
         }

@@ -28,16 +28,18 @@ pub(crate) struct Planned {
 }
 
 impl Plan {
-    /// Successive seeds take the setups in turn. What can be had in one setup alone
-    /// comes first there; the rest comes in any order.
-    pub(crate) fn of(seed: u64, rounds: usize, only: &[String]) -> Self {
+    /// Successive seeds take the setups that this machine can have in turn. What can
+    /// be had in one setup alone comes first there; the rest comes in any order. None
+    /// when nothing of what is wanted can be had.
+    pub(crate) fn of(seed: u64, rounds: usize, only: &[String]) -> Option<Self> {
         let wanted = |kind: &&Kind| only.is_empty() || only.iter().any(|name| name == kind.name);
         let setups: Vec<Setup> = Setup::ALL
             .into_iter()
+            .filter(|setup| setup.missing().is_none())
             .filter(|setup| KINDS.iter().filter(wanted).any(|kind| kind.fits(*setup)))
             .collect();
-        let turn = usize::try_from(seed % setups.len() as u64).unwrap_or(0);
-        let setup = setups[turn];
+        let turn = seed.checked_rem(setups.len() as u64)?;
+        let setup = setups[usize::try_from(turn).unwrap_or(0)];
         let mut rng = StdRng::seed_from_u64(seed);
         let mut deck: Vec<&'static Kind> = KINDS
             .iter()
@@ -66,11 +68,11 @@ impl Plan {
             };
             kinds.into_iter().map(planned).collect()
         });
-        Self {
+        Some(Self {
             seed,
             setup,
             rounds: rounds.collect(),
             rng: StdRng::seed_from_u64(seed ^ 0x5eed),
-        }
+        })
     }
 }

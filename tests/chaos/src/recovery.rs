@@ -1,6 +1,6 @@
 //! Whether the replicas serve again, as clients that come anew see it.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fencepost_proto::v1::lock_service_client::LockServiceClient;
 use fencepost_support::{
@@ -8,7 +8,7 @@ use fencepost_support::{
     server::{Client, endpoint_at},
 };
 use futures_util::future::join_all;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 use tonic::Status;
 
 use crate::world::World;
@@ -20,19 +20,18 @@ pub const BOUND: Duration = Duration::from_secs(10);
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Waits until every replica has acquired, renewed and released; says how long that
-/// took, or which did not in time.
-pub(crate) async fn wait(world: &World, round: &str) -> Result<Duration, String> {
-    let start = Instant::now();
+/// took since the end of the faults, or which did not in time.
+pub(crate) async fn wait(world: &World, round: &str, ended: Instant) -> Result<Duration, String> {
     let served = (0..world.replicas.len()).map(|n| async move {
         let name = format!("back-{round}-{n}");
-        match timeout(BOUND, serves(world, n, &name)).await {
+        match timeout_at(ended + BOUND, serves(world, n, &name)).await {
             Ok(()) => None,
             Err(_) => Some(n),
         }
     });
     let late: Vec<usize> = join_all(served).await.into_iter().flatten().collect();
     if late.is_empty() {
-        return Ok(start.elapsed());
+        return Ok(ended.elapsed());
     }
     Err(format!("replicas {late:?} do not serve after {BOUND:?}"))
 }

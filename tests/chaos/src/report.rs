@@ -2,12 +2,12 @@
 
 use std::{collections::BTreeMap, fmt, fs, io, path::Path, time::Duration};
 
-use fencepost_support::clock;
 use serde::Serialize;
 
 use crate::{
-    disk::Disk,
-    episode::{Episode, Round},
+    Options,
+    episode::{Episode, Fault, Round},
+    faults::KINDS,
     world::Setup,
 };
 
@@ -18,41 +18,57 @@ pub struct Report {
     seconds: u64,
     operations: usize,
     faults: BTreeMap<&'static str, Figures>,
+    /// Until every replica served again, of all rounds.
+    longest_ms: u128,
     violations: usize,
-    not_measured: Vec<String>,
+    not_run: Vec<String>,
     episodes: Vec<Episode>,
+    /// How the same faults are had once more.
+    #[serde(skip)]
+    again: String,
 }
 
 /// Of a kind of fault, alone or with another.
 #[derive(Debug, Default, Serialize)]
 struct Figures {
     count: usize,
+    without_effect: usize,
     /// Until every replica served again.
     median_ms: u128,
     max_ms: u128,
 }
 
 impl Report {
-    pub(crate) fn new(seed: u64) -> Self {
-        let mut not_measured = vec![
-            "an older version of the server beside this one: there is none yet; \
-             migrate runs this version's migrations under load"
-                .to_owned(),
-        ];
-        if clock::library().is_none() {
-            not_measured.push("clock steps: faketime is not installed".to_owned());
+    pub(crate) fn new(options: &Options) -> Self {
+        let Options { rounds, only, .. } = options;
+        let mut again = format!("--minutes 0 --rounds {rounds}");
+        if !only.is_empty() {
+            again += &format!(" --only {}", only.join(","));
         }
-        if Disk::roomy().is_none() {
-            not_measured.push("a full disk: there is no C compiler".to_owned());
+        let wanted = |name: &&str| only.is_empty() || only.iter().any(|only| only == name);
+        let missing = Setup::ALL
+            .into_iter()
+            .filter_map(|setup| Some((setup, setup.missing()?)));
+        let lost = missing.flat_map(|(setup, why)| {
+            let own = KINDS.iter().filter(move |kind| kind.only == [setup]);
+            let names = own.map(|kind| kind.name).filter(wanted);
+            names.map(move |name| format!("{name}: {why}"))
+        });
+        let mut not_run: Vec<String> = lost.collect();
+        match &options.older {
+            Some(older) => again += &format!(" --older {}", older.display()),
+            None => not_run.push("an older version of the server: none given".to_owned()),
         }
         Self {
-            seed,
+            seed: options.seed,
             seconds: 0,
             operations: 0,
             faults: BTreeMap::new(),
+            longest_ms: 0,
             violations: 0,
-            not_measured,
+            not_run,
             episodes: Vec::new(),
+            again,
         }
     }
 
@@ -64,28 +80,36 @@ impl Report {
 
     pub(crate) fn finish(&mut self, took: Duration) {
         self.seconds = took.as_secs();
-        let mut times: BTreeMap<&'static str, Vec<Option<u128>>> = BTreeMap::new();
+        let mut happened: BTreeMap<&'static str, Vec<(&Fault, &Round)>> = BTreeMap::new();
         for round in self.rounds() {
-            for name in &round.faults {
-                times.entry(name).or_default().push(round.recovery_ms);
+            for fault in &round.faults {
+                happened.entry(fault.name).or_default().push((fault, round));
             }
         }
-        for (name, times) in times {
-            let mut known: Vec<u128> = times.iter().copied().flatten().collect();
-            known.sort_unstable();
+        let figures = happened.into_iter().map(|(name, of)| {
+            let times = of.iter().filter_map(|(_, round)| round.recovery_ms);
+            let mut times: Vec<u128> = times.collect();
+            times.sort_unstable();
+            let unseen = of.iter().filter(|(fault, _)| fault.effect.is_none());
             let figures = Figures {
-                count: times.len(),
-                median_ms: known.get(known.len() / 2).copied().unwrap_or_default(),
-                max_ms: known.last().copied().unwrap_or_default(),
+                count: of.len(),
+                without_effect: unseen.count(),
+                median_ms: times.get(times.len() / 2).copied().unwrap_or_default(),
+                max_ms: times.last().copied().unwrap_or_default(),
             };
-            self.faults.insert(name, figures);
-        }
+            (name, figures)
+        });
+        let figures: BTreeMap<_, _> = figures.collect();
+        let times = self.rounds().filter_map(|round| round.recovery_ms);
+        self.longest_ms = times.max().unwrap_or_default();
+        self.faults = figures;
     }
 
-    /// What was wrong; 0 is good.
+    /// Whether something happened, nothing was wrong, and of each kind of fault that
+    /// happened an effect was seen at least once.
     #[must_use]
-    pub fn violations(&self) -> usize {
-        self.violations
+    pub fn is_good(&self) -> bool {
+        self.violations == 0 && !self.faults.is_empty() && self.never_seen().next().is_none()
     }
 
     /// How many calls were made.
@@ -94,10 +118,11 @@ impl Report {
         self.operations
     }
 
-    /// How often a kind of fault happened.
+    /// How often a kind of fault happened, and had an effect.
     #[must_use]
     pub fn count(&self, kind: &str) -> usize {
-        self.faults.get(kind).map_or(0, |figures| figures.count)
+        let figures = self.faults.get(kind);
+        figures.map_or(0, |figures| figures.count - figures.without_effect)
     }
 
     /// Writes it as JSON.
@@ -115,19 +140,33 @@ impl Report {
     fn rounds(&self) -> impl Iterator<Item = &Round> {
         self.episodes.iter().flat_map(|episode| &episode.rounds)
     }
+
+    /// The kinds that never had an effect, though they happened.
+    fn never_seen(&self) -> impl Iterator<Item = &'static str> {
+        let unseen = |(_, figures): &(_, &Figures)| figures.count == figures.without_effect;
+        self.faults.iter().filter(unseen).map(|(name, _)| *name)
+    }
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "| fault | times | median back, ms | longest, ms |")?;
-        writeln!(f, "|---|---|---|---|")?;
+        writeln!(
+            f,
+            "| fault | with effect | without | median back, ms | longest, ms |"
+        )?;
+        writeln!(f, "|---|---|---|---|---|")?;
         for (name, figures) in &self.faults {
             let Figures {
                 count,
+                without_effect,
                 median_ms,
                 max_ms,
             } = figures;
-            writeln!(f, "| {name} | {count} | {median_ms} | {max_ms} |")?;
+            let seen = count - without_effect;
+            writeln!(
+                f,
+                "| {name} | {seen} | {without_effect} | {median_ms} | {max_ms} |"
+            )?;
         }
         let mut setups: BTreeMap<Setup, Vec<u64>> = BTreeMap::new();
         for episode in &self.episodes {
@@ -137,25 +176,36 @@ impl fmt::Display for Report {
         for (setup, seeds) in setups {
             writeln!(f, "{setup:?}: seeds {seeds:?}")?;
         }
-        for missing in &self.not_measured {
-            writeln!(f, "not measured: {missing}")?;
+        for missing in &self.not_run {
+            writeln!(f, "not run: {missing}")?;
         }
-        for episode in self
-            .episodes
-            .iter()
-            .filter(|episode| !episode.violations.is_empty())
-        {
+        for name in self.never_seen() {
+            writeln!(f, "never had an effect: {name}")?;
+        }
+        let bad = |episode: &&Episode| !episode.violations.is_empty();
+        for episode in self.episodes.iter().filter(bad) {
             writeln!(f, "seed {}:", episode.seed)?;
             for violation in &episode.violations {
                 writeln!(f, "  {violation}")?;
             }
+            if let Some(history) = &episode.history {
+                let history = history.display();
+                writeln!(f, "  its history: fencepost-model check {history}")?;
+            }
+            let (seed, again) = (episode.seed, &self.again);
+            writeln!(f, "  once more: fencepost-chaos --seed {seed} {again}")?;
         }
+        let happened: usize = self.faults.values().map(|figures| figures.count).sum();
+        let without: usize = self.faults.values().map(|of| of.without_effect).sum();
         write!(
             f,
-            "{} operations, {} rounds of faults in {} s, {} violations",
+            "{} operations, {happened} faults of {} kinds ({without} without effect) in {} rounds and {} s; \
+             all replicas served again {} ms after the faults' end at the latest; {} violations",
             self.operations,
+            self.faults.len(),
             self.rounds().count(),
             self.seconds,
+            self.longest_ms,
             self.violations
         )
     }

@@ -3,16 +3,18 @@
 
 use std::{
     net::SocketAddr,
+    path::Path,
     sync::{Mutex as Cell, PoisonError},
     time::Duration,
 };
 
 use fencepost_support::{
     Postgres, Server,
-    clock::Clock,
+    clock::{self, Clock},
     pgbouncer::PgBouncer,
     postgres::{Client, Replication},
     proxy::Proxy,
+    system::find_program,
 };
 use rand::{Rng as _, rngs::StdRng};
 use serde::Serialize;
@@ -48,6 +50,18 @@ impl Setup {
         Self::Synchronous,
         Self::Clocks,
     ];
+
+    /// What this machine lacks for its own faults. Without it those are not run, and
+    /// the rest is run in the other setups.
+    pub(crate) fn missing(self) -> Option<&'static str> {
+        let (there, what) = match self {
+            Self::Plain => (find_program("cc").is_some(), "no C compiler"),
+            Self::Pooler => (find_program("pgbouncer").is_some(), "no pgbouncer"),
+            Self::Clocks => (clock::library().is_some(), "no faketime"),
+            Self::Asynchronous | Self::Synchronous => return None,
+        };
+        (!there).then_some(what)
+    }
 }
 
 /// A server, what clients reach it through, and what it reaches the database through.
@@ -57,20 +71,27 @@ pub(crate) struct Replica {
     pub(crate) front: Proxy,
     pub(crate) back: Proxy,
     pub(crate) clock: Option<Clock>,
+    pub(crate) pool_size: usize,
 }
 
 impl Replica {
     async fn start(
         target: SocketAddr,
         pooler: bool,
-        pool_size: &str,
+        pool_size: usize,
         clock: Option<Clock>,
+        older: Option<&Path>,
     ) -> Self {
         let back = Proxy::start(target).await;
         let mut builder = Server::builder(&Postgres::url_via(back.address(), "postgres"))
             .flag("--drain-delay", "0s")
             .flag("--drain-timeout", "5s")
-            .flag("--database-pool-size", pool_size);
+            .flag("--database-pool-size", &pool_size.to_string());
+        if let Some(older) = older {
+            // Its arguments begin with the binary of this version, as `$0`.
+            let instead = format!("exec '{}' \"$@\"", older.display());
+            builder = builder.wrapper(&["/bin/sh", "-c", &instead]);
+        }
         if pooler {
             builder = builder.switch("--pgbouncer");
         }
@@ -83,6 +104,7 @@ impl Replica {
             server: Mutex::new(server),
             back,
             clock,
+            pool_size,
         }
     }
 }
@@ -103,7 +125,8 @@ pub(crate) struct World {
 }
 
 impl World {
-    pub(crate) async fn start(setup: Setup, rng: &mut StdRng) -> Self {
+    /// `older` is a binary of an older version, for one of the replicas.
+    pub(crate) async fn start(setup: Setup, rng: &mut StdRng, older: Option<&Path>) -> Self {
         let disk = match setup {
             Setup::Plain => Disk::roomy(),
             _ => None,
@@ -141,14 +164,15 @@ impl World {
             Some(pooler) => pooler.lock().await.address(),
             None => primary.address(),
         };
-        let mut start = |size: &[&str]| {
-            let size = size[rng.random_range(0..size.len())].to_owned();
+        let mut start = |size: &[usize], older| {
+            let size = size[rng.random_range(0..size.len())];
             let (clock, pooler) = (clock(), pooler.is_some());
-            async move { Replica::start(target, pooler, &size, clock).await }
+            Replica::start(target, pooler, size, clock, older)
         };
-        // One pool at least is small.
-        let (a, b, c) = (start(&["2"]), start(&["3", "8"]), start(&["16"]));
-        let (a, b, c) = tokio::join!(a, b, c);
+        // One pool at least is small. The older version makes its own schema first.
+        let (a, b, c) = (start(&[2], None), start(&[3, 8], older), start(&[16], None));
+        let b = b.await;
+        let (a, c) = tokio::join!(a, c);
         Self {
             setup,
             replicas: vec![a, b, c],

@@ -1,5 +1,7 @@
 //! The faults. Each is a function that breaks something, keeps it so for the time
-//! that its stage says, mends it, and returns when it is mended.
+//! that its stage says, mends it, and returns when it is mended. Meanwhile it looks
+//! for its own effect, by other means than those that broke it, and returns what it
+//! saw: a fault that had no effect proves nothing.
 //!
 //! What is mended is what an operator would mend: a database that ended is started
 //! again, a link works again. Nobody touches a replica, save the one whose end was
@@ -12,26 +14,18 @@ mod network;
 mod pooler;
 mod replicas;
 mod sessions;
+mod stage;
+mod upgrade;
 
 pub(crate) use clocks::FARTHEST as FARTHEST_STEP;
+pub(crate) use stage::{Ended, Seen, Stage};
 
-use std::{pin::Pin, time::Duration};
+use std::pin::Pin;
 
-use fencepost_model::Recorder;
-use rand::{Rng as _, rngs::StdRng};
-
-use crate::world::{Replica, Setup, World};
+use crate::world::Setup;
 use network::Leg::{Back, Front};
 
-/// Where a fault happens, and for how long.
-pub(crate) struct Stage<'a> {
-    pub(crate) world: &'a World,
-    pub(crate) recorder: Recorder,
-    pub(crate) rng: StdRng,
-    pub(crate) time: Duration,
-}
-
-type Running<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
+type Running<'a> = Pin<Box<dyn Future<Output = Ended> + 'a>>;
 
 /// What is broken. Of two faults at a time, each breaks something else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +57,7 @@ macro_rules! kinds {
             name: $name,
             part: Part::$part,
             only: &[$(Setup::$setup),*],
-            run: |stage| Box::pin($run(stage)),
+            run: |stage| Box::pin(async move { Ended::from($run(stage).await) }),
         }),*];
     };
 }
@@ -73,7 +67,7 @@ kinds! {
     "replica-freeze": Replica, [], replicas::freeze;
     "replica-restart": Replica, [], replicas::restart;
     "replicas-kill": Replica, [], replicas::kill_all;
-    "migrate": Replica, [], replicas::migrate;
+    "migrate": Replica, [], upgrade::migrate;
     "client-delay": Front, [], |stage| network::delay(stage, Front);
     "client-cut": Front, [], |stage| network::cut(stage, Front);
     "client-refuse": Front, [], |stage| network::refuse(stage, Front);
@@ -97,6 +91,7 @@ kinds! {
     "disk-full": Database, [Plain], database::disk_full;
     "disk-full-log": Database, [Plain], database::disk_full_log;
     "rows-locked": Session, [], sessions::rows_locked;
+    "pool-exhausted": Session, [], sessions::pool_exhausted;
     "terminate-storm": Session, [], sessions::terminate_storm;
     "deadlock-storm": Session, [], sessions::deadlock_storm;
     "serializable": Session, [], sessions::serializable;
@@ -124,48 +119,8 @@ impl Kind {
         self.only.is_empty() || self.only.contains(&setup)
     }
 
-    /// Whether leases may be forgotten.
-    pub(crate) fn forgets(&self) -> bool {
-        self.only == [Setup::Asynchronous]
-    }
-
     /// Whether both can go on at one time.
     pub(crate) fn goes_with(&self, other: &Self) -> bool {
         self.part != other.part && self.part != Part::All && other.part != Part::All
-    }
-}
-
-impl<'a> Stage<'a> {
-    /// As long as the fault goes on.
-    async fn hold(&self) {
-        tokio::time::sleep(self.time).await;
-    }
-
-    /// Does something again and again as long as the fault goes on, with a random
-    /// pause of some milliseconds after each time.
-    async fn repeat(&mut self, pause: std::ops::Range<u64>, mut work: impl AsyncFnMut()) {
-        let end = tokio::time::Instant::now() + self.time;
-        loop {
-            work().await;
-            let pause = Duration::from_millis(self.rng.random_range(pause.clone()));
-            tokio::time::sleep_until(end.min(tokio::time::Instant::now() + pause)).await;
-            if tokio::time::Instant::now() >= end {
-                return;
-            }
-        }
-    }
-
-    fn replica(&mut self) -> &'a Replica {
-        &self.world.replicas[self.rng.random_range(0..self.world.replicas.len())]
-    }
-
-    /// One replica, or all of them.
-    fn replicas(&mut self) -> &'a [Replica] {
-        let all = &self.world.replicas;
-        if self.rng.random() {
-            return all;
-        }
-        let n = self.rng.random_range(0..all.len());
-        &all[n..=n]
     }
 }

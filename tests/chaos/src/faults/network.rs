@@ -6,7 +6,10 @@ use std::time::Duration;
 use fencepost_support::proxy::{Flow, Proxy};
 use rand::Rng as _;
 
-use super::Stage;
+use super::{
+    Seen, Stage,
+    stage::{counted, refuses},
+};
 use crate::world::Replica;
 
 /// Which link.
@@ -29,21 +32,26 @@ impl Leg {
     }
 }
 
-pub(super) async fn delay(mut stage: Stage<'_>, leg: Leg) {
+pub(super) async fn delay(mut stage: Stage<'_>, leg: Leg) -> Seen {
     let links = leg.links(&mut stage);
+    let before = hindered(&links);
     let by = Duration::from_millis(stage.rng.random_range(20..800));
     links.iter().for_each(|link| link.delay(by));
     stage.hold().await;
+    let late = counted(hindered(&links) - before, "bytes late");
     forward(links).await;
+    late
 }
 
 /// Connections end, again and again.
-pub(super) async fn cut(mut stage: Stage<'_>, leg: Leg) {
+pub(super) async fn cut(mut stage: Stage<'_>, leg: Leg) -> Seen {
     let links = leg.links(&mut stage);
     let with_reset: bool = stage.rng.random();
+    let mut ended = 0;
     stage
         .repeat(10..400, async || {
             for link in &links {
+                ended += link.open();
                 match with_reset {
                     true => link.reset().await,
                     false => link.cut().await,
@@ -51,39 +59,55 @@ pub(super) async fn cut(mut stage: Stage<'_>, leg: Leg) {
             }
         })
         .await;
+    counted(ended, "connections ended")
 }
 
 /// Nobody is there.
-pub(super) async fn refuse(mut stage: Stage<'_>, leg: Leg) {
+pub(super) async fn refuse(mut stage: Stage<'_>, leg: Leg) -> Seen {
     let links = leg.links(&mut stage);
     for link in &links {
         link.refuse().await;
         link.reset().await;
     }
-    stage.hold().await;
+    let all_refuse = async || {
+        let mut seen = None;
+        for link in &links {
+            seen = Some(refuses(link.address()).await?);
+        }
+        seen
+    };
+    let seen = stage.watch(all_refuse).await;
     forward(links).await;
+    seen
 }
 
 /// What is said does not arrive; answers to what was said before do.
-pub(super) async fn requests_lost(mut stage: Stage<'_>, leg: Leg) {
+pub(super) async fn requests_lost(mut stage: Stage<'_>, leg: Leg) -> Seen {
     let links = leg.links(&mut stage);
+    let before = hindered(&links);
     links.iter().for_each(|link| link.swallow_up());
     stage.hold().await;
+    let lost = counted(hindered(&links) - before, "bytes lost");
     anew(links).await;
+    lost
 }
 
 /// What is said arrives, and is done; nobody hears of it.
-pub(super) async fn answers_lost(mut stage: Stage<'_>, leg: Leg) {
+pub(super) async fn answers_lost(mut stage: Stage<'_>, leg: Leg) -> Seen {
     let links = leg.links(&mut stage);
+    let before = hindered(&links);
     links.iter().for_each(|link| link.swallow_down());
     stage.hold().await;
+    let lost = counted(hindered(&links) - before, "bytes lost");
     anew(links).await;
+    lost
 }
 
 /// Answers break off in their middle: at once, or by silence.
-pub(super) async fn answers_torn(mut stage: Stage<'_>, leg: Leg) {
+pub(super) async fn answers_torn(mut stage: Stage<'_>, leg: Leg) -> Seen {
     let links = leg.links(&mut stage);
     let mut lengths = stage.rng.clone();
+    let before = hindered(&links);
     stage
         .repeat(50..600, async || {
             for link in &links {
@@ -95,20 +119,26 @@ pub(super) async fn answers_torn(mut stage: Stage<'_>, leg: Leg) {
             }
         })
         .await;
+    let torn = counted(hindered(&links) - before, "bytes torn off");
     anew(links).await;
+    torn
 }
 
 /// All is held back, and comes at the end.
-pub(super) async fn stall(mut stage: Stage<'_>, leg: Leg) {
+pub(super) async fn stall(mut stage: Stage<'_>, leg: Leg) -> Seen {
     let links = leg.links(&mut stage);
+    let before = hindered(&links);
     links.iter().for_each(|link| link.hold());
     stage.hold().await;
+    let held = counted(hindered(&links) - before, "bytes held back");
     forward(links).await;
+    held
 }
 
 /// Bytes come in drips.
-pub(super) async fn drip(mut stage: Stage<'_>, leg: Leg) {
+pub(super) async fn drip(mut stage: Stage<'_>, leg: Leg) -> Seen {
     let links = leg.links(&mut stage);
+    let before = hindered(&links);
     stage
         .repeat(20..200, async || {
             links
@@ -118,7 +148,14 @@ pub(super) async fn drip(mut stage: Stage<'_>, leg: Leg) {
             links.iter().for_each(|link| link.hold());
         })
         .await;
+    let held = counted(hindered(&links) - before, "bytes in drips");
     forward(links).await;
+    held
+}
+
+/// Bytes that did not pass when they came.
+fn hindered(links: &[&Proxy]) -> u64 {
+    links.iter().map(|link| link.hindered()).sum()
 }
 
 async fn forward(links: Vec<&Proxy>) {
