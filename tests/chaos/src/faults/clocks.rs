@@ -3,15 +3,13 @@
 use std::{fs, process::Stdio, time::Duration};
 
 use fencepost_model::{Recorder, history::What};
-use fencepost_support::{clock::Clock, postgres::Client, server};
+use fencepost_proto::v1::lock_service_client::LockServiceClient;
+use fencepost_support::{calls, clock::Clock, postgres::Client, server};
 use rand::Rng as _;
 use tokio::process::Command;
 
 use super::{Seen, Stage};
-use crate::{
-    http,
-    world::{Replica, World},
-};
+use crate::world::{Replica, World};
 
 /// The farthest step: leases end this much later.
 pub(crate) const FARTHEST: Duration = Duration::from_secs(3);
@@ -50,12 +48,12 @@ pub(super) async fn servers(mut stage: Stage<'_>) -> Seen {
     }
     let look = async || {
         for (replica, by) in &steps {
-            let off = off_by(world, replica).await?;
-            if (off - seconds(*by)).abs() > 5.0 {
-                return None;
+            let off = off_by(world, replica).await;
+            if off.is_some_and(|off| (off - seconds(*by)).abs() < 5.0) {
+                return Some(format!("a server's log was {} s off", offset(*by)));
             }
         }
-        Some(format!("{} servers tell another date", steps.len()))
+        None
     };
     let seen = stage.watch(look).await;
     for clock in replicas.iter().filter_map(|replica| replica.clock.as_ref()) {
@@ -64,16 +62,19 @@ pub(super) async fn servers(mut stage: Stage<'_>) -> Seen {
     seen
 }
 
-/// How far a server's wall clock is off, s, by the date that it writes over its answers.
+/// How far a server's wall clock is off, s, by the time that it writes into its log: a
+/// token that nobody was given makes it write.
 async fn off_by(world: &World, replica: &Replica) -> Option<f64> {
-    let http = replica.server.try_lock().ok()?.http();
-    let answer = http::get(http, "/livez").await?;
-    let date = answer
-        .lines()
-        .find_map(|line| line.strip_prefix("date: "))?;
+    let server = replica.server.try_lock().ok()?;
+    let mut client = LockServiceClient::connect(server.url()).await.ok()?;
+    let (name, owner, ttl) = ("wall clock", "nobody", Duration::from_secs(1));
+    let answer = calls::acquire(&mut client, name, owner, ttl).await.ok()?;
+    let unknown = answer.lock?.fencing_token + 1;
+    let _ = calls::renew(&mut client, name, owner, unknown, None).await;
+    let line: serde_json::Value = serde_json::from_str(server.logs().last()?).ok()?;
+    let written = line.get("timestamp")?.as_str()?;
     let right = Client::connect(&world.register()).await.ok()?;
-    let off =
-        format!("SELECT extract(epoch FROM '{date}'::timestamptz - clock_timestamp())::float8");
+    let off = format!("SELECT extract(epoch FROM '{written}'::timestamptz - now())::float8");
     right.try_value(&off).await
 }
 
