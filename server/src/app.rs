@@ -312,7 +312,7 @@ impl Server {
             config.service,
             locks,
             health,
-            metrics.rpcs,
+            metrics,
             calls.clone(),
             closing.clone(),
         );

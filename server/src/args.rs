@@ -26,6 +26,9 @@ pub(crate) struct Cli {
     pub(crate) serve: ServeArgs,
 
     #[command(flatten)]
+    pub(crate) tls: TlsArgs,
+
+    #[command(flatten)]
     pub(crate) database: DatabaseArgs,
 
     /// The form of the log on standard error.
@@ -70,7 +73,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, env = "FENCEPOST_HTTP_LISTEN", default_value = "127.0.0.1:50052")]
     pub(crate) http_listen: SocketAddr,
 
-    /// A second gRPC port with the health service alone.
+    /// A second gRPC port with the health service alone, always in the clear.
     #[arg(long, env = "FENCEPOST_HEALTH_LISTEN")]
     pub(crate) health_listen: Option<SocketAddr>,
 
@@ -128,6 +131,29 @@ pub(crate) struct ServeArgs {
     /// delay.
     #[arg(long, env = "FENCEPOST_DRAIN_TIMEOUT", default_value = "25s", value_parser = humantime::parse_duration)]
     pub(crate) drain_timeout: Duration,
+}
+
+/// Of the port of --listen.
+#[derive(Debug, Args)]
+pub(crate) struct TlsArgs {
+    /// A PEM file with the server's certificate, and those that lead to its root.
+    /// Files that change are used for new connections.
+    #[arg(long, env = "FENCEPOST_TLS_CERT", value_name = "FILE")]
+    pub(crate) tls_cert: Option<PathBuf>,
+
+    /// A PEM file with its private key.
+    #[arg(long, env = "FENCEPOST_TLS_KEY", value_name = "FILE")]
+    pub(crate) tls_key: Option<PathBuf>,
+
+    /// A PEM file with the roots of clients' certificates. With it, clients must
+    /// have one.
+    #[arg(long, env = "FENCEPOST_TLS_CLIENT_CA", value_name = "FILE")]
+    pub(crate) tls_client_ca: Option<PathBuf>,
+
+    /// Serve without TLS on an address that other machines can reach. Whoever
+    /// reaches it can take and release every lock, and read what others send.
+    #[arg(long, env = "FENCEPOST_ALLOW_PLAINTEXT", value_parser = BoolishValueParser::new())]
+    pub(crate) allow_plaintext: bool,
 }
 
 #[derive(Debug, Args)]

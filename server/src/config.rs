@@ -1,14 +1,17 @@
 //! What the flags mean, checked once before anything is bound or connected.
 
-use std::{fs, net::SocketAddr, path::PathBuf, time::Duration};
+use std::{fs, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+
+use fencepost_tls::{BadFile, PemFile};
 
 use crate::{
-    args::{Cli, Environment},
+    args::{Cli, Environment, TlsArgs},
     keep_alive::KeepAliveConfig,
     lock::TtlLimits,
     private_postgres::default_data_dir,
     service::{self, ServiceConfig},
     store::{BadDatabaseUrl, DatabaseUrl, Limits, StoreConfig},
+    tls::{Tls, TlsFiles},
 };
 
 /// The configuration of a server.
@@ -52,6 +55,17 @@ pub(crate) enum ConfigError {
     PgBouncer,
     #[error("--data-dir is needed: neither XDG_STATE_HOME nor HOME is set")]
     NoDataDir,
+    #[error(transparent)]
+    TlsFile(#[from] BadFile),
+    #[error("--tls-cert and --tls-key go together")]
+    HalfAnIdentity,
+    #[error("--tls-client-ca needs --tls-cert and --tls-key")]
+    ClientCa,
+    #[error(
+        "--listen is an address that other machines can reach: give it TLS with --tls-cert and --tls-key, \
+         or ask for plaintext with --allow-plaintext"
+    )]
+    Plaintext,
     #[error("--min-ttl must be at least 1ms and not above --max-ttl")]
     MinTtl,
     #[error("--max-ttl must be at most 365days")]
@@ -73,8 +87,9 @@ const DAY: Duration = Duration::from_secs(86_400);
 impl Config {
     pub(crate) fn new(cli: Cli, environment: Environment) -> Result<Self, ConfigError> {
         let Cli {
-            command: _,
+            command,
             serve,
+            tls,
             database,
             log_format: _,
             log: _,
@@ -104,6 +119,11 @@ impl Config {
         if serve.drain_timeout <= serve.drain_delay {
             return Err(ConfigError::DrainTimeout);
         }
+        // The other commands listen to nobody.
+        let tls = match command {
+            None => listener_tls(tls, serve.listen)?,
+            Some(_) => None,
+        };
         let source = database_source(
             database.database_url,
             database.database_url_file,
@@ -122,6 +142,7 @@ impl Config {
                 request_timeout: budget,
                 reserved_handles: usize::from(database.database_pool_size)
                     + serve.health_listen.map_or(0, |_| service::PROBES),
+                tls,
             },
             keep_alive: KeepAliveConfig {
                 max_duration: serve.keepalive_max_duration,
@@ -144,6 +165,28 @@ impl Config {
                 timeout: serve.drain_timeout,
             },
         })
+    }
+}
+
+/// TLS of the port of clients, if it has any; and it must, unless none can be
+/// eavesdropped on, or nobody minds.
+fn listener_tls(args: TlsArgs, listen: SocketAddr) -> Result<Option<Arc<Tls>>, ConfigError> {
+    let client_ca = args.tls_client_ca;
+    match (args.tls_cert, args.tls_key) {
+        (Some(certificate), Some(key)) => {
+            let tls = Tls::new(TlsFiles {
+                certificate: PemFile::new("--tls-cert", certificate),
+                key: PemFile::new("--tls-key", key),
+                client_ca: client_ca.map(|path| PemFile::new("--tls-client-ca", path)),
+            })?;
+            Ok(Some(Arc::new(tls)))
+        }
+        (None, None) if client_ca.is_some() => Err(ConfigError::ClientCa),
+        (None, None) if listen.ip().to_canonical().is_loopback() || args.allow_plaintext => {
+            Ok(None)
+        }
+        (None, None) => Err(ConfigError::Plaintext),
+        _ => Err(ConfigError::HalfAnIdentity),
     }
 }
 

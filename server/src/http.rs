@@ -13,10 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     metrics,
-    service::{
-        health::HealthService,
-        incoming::{Connection, Incoming},
-    },
+    service::{connection::Connection, health::HealthService, incoming::Incoming},
 };
 
 /// Connections at one time.
@@ -56,7 +53,9 @@ impl Listener for Incoming {
     type Addr = SocketAddr;
 
     async fn accept(&mut self) -> (Connection, SocketAddr) {
-        poll_fn(|cx| self.poll_accept(cx)).await
+        let accepted = poll_fn(|cx| self.poll_accept(cx)).await;
+        let peer = accepted.peer;
+        (accepted.plain(), peer)
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {

@@ -20,6 +20,7 @@ mod service;
 mod shutdown;
 mod store;
 mod telemetry;
+mod tls;
 
 use std::{process::ExitCode, time::Duration};
 

@@ -17,6 +17,7 @@ mod leases;
 mod registry;
 mod rpcs;
 mod store;
+mod tls;
 
 use std::sync::Arc;
 
@@ -31,6 +32,7 @@ pub(crate) use self::{
         ClockMetrics, LaneMetric, LaneMetrics, LeapMetrics, PoolMetrics, StatementMetrics,
         StoreMetrics, count,
     },
+    tls::TlsMetrics,
 };
 
 /// All of it.
@@ -42,6 +44,7 @@ pub(crate) struct Metrics {
     pub(crate) renewals: RenewalMetrics,
     pub(crate) streams: StreamMetrics,
     pub(crate) store: StoreMetrics,
+    pub(crate) tls: TlsMetrics,
     pub(crate) ready: Gauge,
     registered: Arc<Registered>,
 }
@@ -63,6 +66,7 @@ impl Metrics {
             renewals: by_calls,
             streams: StreamMetrics::new(&mut registered, by_streams),
             store: StoreMetrics::new(&mut registered),
+            tls: TlsMetrics::new(&mut registered),
             ready: registered.one(
                 "fencepost_ready",
                 "1 when locks can be taken here and new calls are welcome",

@@ -23,6 +23,7 @@ use tower::{Layer, Service};
 use tracing::Instrument as _;
 
 use super::{
+    caller::Caller,
     observe::{Observed, code},
     status,
 };
@@ -95,7 +96,8 @@ where
             call: deadline,
             caller,
         });
-        let span = tracing::debug_span!("call", rpc = request.uri().path());
+        let caller = Caller::of(request.extensions()).map(tracing::field::display);
+        let span = tracing::debug_span!("call", rpc = request.uri().path(), caller);
         let observed = Observed::new(&self.settings.metrics, request.uri().path(), now);
         let token = self.settings.calls.token();
         let answer = self.inner.call(request);

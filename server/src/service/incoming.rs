@@ -20,22 +20,16 @@ use std::{
 
 use rustix::process::{Resource, getrlimit};
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore},
-    time::{Instant, Sleep},
+    time::Sleep,
 };
 use tokio_stream::Stream;
 use tokio_util::sync::PollSemaphore;
-use tonic::transport::server::{Connected, TcpConnectInfo};
+
+use super::{caller::Caller, connection::Connection};
 
 const REST: Duration = Duration::from_millis(100);
-
-/// How long a client may take to begin.
-const BEGINNING: Duration = Duration::from_secs(10);
-
-/// Bytes of a beginning: HTTP/2's preface. A whole request of HTTP/1, if short.
-const BEGUN: usize = 24;
 
 /// Handles for everything beside clients and the pool: listeners, signals, the
 /// runtime, the log, and the connections to the HTTP port.
@@ -104,7 +98,7 @@ impl Incoming {
     }
 
     /// Accepts the next connection, whatever happens until then.
-    pub(crate) fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<(Connection, SocketAddr)> {
+    pub(crate) fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<Accepted> {
         loop {
             if let Some(rest) = &mut self.rest {
                 ready!(rest.as_mut().poll(cx));
@@ -120,14 +114,12 @@ impl Incoming {
                     // An answer is one small write: it must not wait for an ACK.
                     // A peer that is gone already is found out by its first read.
                     let _ = stream.set_nodelay(true);
-                    let connection = Connection {
+                    return Poll::Ready(Accepted {
                         stream,
-                        patience: Some(Box::pin(tokio::time::sleep(BEGINNING))),
+                        peer,
                         silence: self.silence,
-                        heard: 0,
-                        _place: place,
-                    };
-                    return Poll::Ready((connection, peer));
+                        place,
+                    });
                 }
                 Err(error) => {
                     tracing::warn!(%error, "a connection could not be accepted");
@@ -147,92 +139,23 @@ impl Stream for Incoming {
     type Item = io::Result<Connection>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let (connection, _) = ready!(self.poll_accept(cx));
-        Poll::Ready(Some(Ok(connection)))
+        let accepted = ready!(self.poll_accept(cx));
+        Poll::Ready(Some(Ok(accepted.plain())))
     }
 }
 
-/// An accepted connection, and its place among those that there is room for.
-pub(crate) struct Connection {
-    stream: TcpStream,
-    /// When the next bytes are too late; none once it has begun, without a
-    /// limit to its silence.
-    patience: Option<Pin<Box<Sleep>>>,
-    silence: Option<Duration>,
-    /// Bytes so far, as long as they are few.
-    heard: usize,
-    _place: OwnedSemaphorePermit,
+/// A connection on which nothing was said yet.
+pub(crate) struct Accepted {
+    pub(super) stream: TcpStream,
+    pub(crate) peer: SocketAddr,
+    pub(super) silence: Option<Duration>,
+    pub(super) place: OwnedSemaphorePermit,
 }
 
-impl Connection {
-    /// Gives it new time when bytes came after which it may have some.
-    fn hear(&mut self, bytes: usize) {
-        if bytes == 0 || self.patience.is_none() {
-            return;
-        }
-        self.heard = self.heard.saturating_add(bytes);
-        if self.heard < BEGUN {
-            return;
-        }
-        match (self.silence, &mut self.patience) {
-            (Some(silence), Some(patience)) => patience.as_mut().reset(Instant::now() + silence),
-            _ => self.patience = None,
-        }
-    }
-}
-
-impl Connected for Connection {
-    type ConnectInfo = TcpConnectInfo;
-
-    fn connect_info(&self) -> TcpConnectInfo {
-        self.stream.connect_info()
-    }
-}
-
-impl AsyncRead for Connection {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        if let Some(patience) = &mut self.patience
-            && patience.as_mut().poll(cx).is_ready()
-        {
-            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
-        }
-        let before = buffer.filled().len();
-        ready!(Pin::new(&mut self.stream).poll_read(cx, buffer))?;
-        self.hear(buffer.filled().len() - before);
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl AsyncWrite for Connection {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, bytes)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        parts: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, parts)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+impl Accepted {
+    /// As it is, without TLS.
+    pub(crate) fn plain(self) -> Connection {
+        let caller = Caller::at(self.peer);
+        Connection::new(self.stream, caller, self.silence, self.place)
     }
 }

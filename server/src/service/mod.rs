@@ -3,10 +3,13 @@
 //! A call passes the [`edge`], which bounds its time and rewrites what tonic
 //! answers by itself; then its handler, which checks every field ([`convert`])
 //! before the database sees anything. Every error becomes a `tonic::Status` in
-//! [`status`] and nowhere else. Who the caller is would be known at the edge.
+//! [`status`] and nowhere else. Who calls is known as [`caller`] says.
 
+mod caller;
+pub(crate) mod connection;
 mod convert;
 mod edge;
+mod handshakes;
 pub(crate) mod health;
 pub(crate) mod incoming;
 mod keep_alive_stream;
@@ -14,7 +17,7 @@ mod locks;
 mod observe;
 mod status;
 
-use std::time::Duration;
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use fencepost_proto::v1::{self, lock_service_server::LockServiceServer};
 use tokio::net::TcpListener;
@@ -24,10 +27,11 @@ use tonic::transport::Server;
 pub(crate) use self::locks::Locks;
 use self::{
     edge::EdgeLayer,
+    handshakes::Handshakes,
     health::HealthService,
     incoming::{Incoming, room},
 };
-use crate::{lock::TtlLimits, metrics::RpcMetrics, telemetry::Chain};
+use crate::{lock::TtlLimits, metrics::Metrics, telemetry::Chain, tls::Tls};
 
 /// The largest request: the largest valid one is far smaller.
 const MAX_MESSAGE: usize = 64 * 1024;
@@ -43,6 +47,8 @@ pub(crate) struct ServiceConfig {
     pub(crate) request_timeout: Duration,
     /// File handles that clients must leave to the database and the probes.
     pub(crate) reserved_handles: usize,
+    /// None: in the clear.
+    pub(crate) tls: Option<Arc<Tls>>,
 }
 
 /// Serves locks, health and reflection on `listener` until `closing`; then
@@ -54,7 +60,7 @@ pub(crate) async fn serve(
     config: ServiceConfig,
     locks: Locks,
     health: HealthService,
-    metrics: RpcMetrics,
+    metrics: Metrics,
     calls: TaskTracker,
     closing: CancellationToken,
 ) -> Result<(), tonic::transport::Error> {
@@ -65,7 +71,11 @@ pub(crate) async fn serve(
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
     let mut router = server()
-        .layer(EdgeLayer::new(config.request_timeout, calls, metrics))
+        .layer(EdgeLayer::new(
+            config.request_timeout,
+            calls,
+            metrics.rpcs.clone(),
+        ))
         .add_service(locks)
         .add_service(health.into_server());
     match (reflection().build_v1(), reflection().build_v1alpha()) {
@@ -76,12 +86,22 @@ pub(crate) async fn serve(
         }
     }
     let incoming = Incoming::new(listener, room(config.reserved_handles));
-    router
-        .serve_with_incoming_shutdown(incoming, closing.cancelled_owned())
-        .await
+    let closed = closing.clone().cancelled_owned();
+    match config.tls {
+        Some(tls) => {
+            let follow = Arc::clone(&tls).follow(metrics.tls.clone(), closing);
+            let incoming = Handshakes::new(incoming, tls, metrics.tls);
+            let mut served = pin!(router.serve_with_incoming_shutdown(incoming, closed));
+            tokio::select! {
+                ended = &mut served => ended,
+                () = follow => served.await,
+            }
+        }
+        None => router.serve_with_incoming_shutdown(incoming, closed).await,
+    }
 }
 
-/// Serves health alone, for probes that cannot reach the main port.
+/// Serves health alone, in the clear, for probes that cannot reach the main port.
 pub(crate) async fn serve_health(
     listener: TcpListener,
     health: HealthService,

@@ -1,0 +1,130 @@
+//! A connection of a client, plain or through TLS, from its first byte on.
+
+use std::{
+    io,
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    sync::OwnedSemaphorePermit,
+    time::{Instant, Sleep},
+};
+use tonic::transport::server::Connected;
+
+use super::caller::Caller;
+
+/// How long a client may take to begin.
+pub(super) const BEGINNING: Duration = Duration::from_secs(10);
+
+/// Bytes of a beginning: HTTP/2's preface. A whole request of HTTP/1, if short.
+const BEGUN: usize = 24;
+
+/// What carries the bytes.
+pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+
+/// A connection, and its place among those that there is room for.
+pub(crate) struct Connection {
+    stream: Box<dyn Stream>,
+    caller: Caller,
+    /// When the next bytes are too late; none once it has begun, without a
+    /// limit to its silence.
+    patience: Option<Pin<Box<Sleep>>>,
+    silence: Option<Duration>,
+    /// Bytes so far, as long as they are few.
+    heard: usize,
+    _place: OwnedSemaphorePermit,
+}
+
+impl Connection {
+    pub(super) fn new(
+        stream: impl Stream + 'static,
+        caller: Caller,
+        silence: Option<Duration>,
+        place: OwnedSemaphorePermit,
+    ) -> Self {
+        Self {
+            stream: Box::new(stream),
+            caller,
+            patience: Some(Box::pin(tokio::time::sleep(BEGINNING))),
+            silence,
+            heard: 0,
+            _place: place,
+        }
+    }
+
+    /// Gives it new time when bytes came after which it may have some.
+    fn hear(&mut self, bytes: usize) {
+        if bytes == 0 || self.patience.is_none() {
+            return;
+        }
+        self.heard = self.heard.saturating_add(bytes);
+        if self.heard < BEGUN {
+            return;
+        }
+        match (self.silence, &mut self.patience) {
+            (Some(silence), Some(patience)) => patience.as_mut().reset(Instant::now() + silence),
+            _ => self.patience = None,
+        }
+    }
+}
+
+impl Connected for Connection {
+    type ConnectInfo = Caller;
+
+    fn connect_info(&self) -> Caller {
+        self.caller.clone()
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if let Some(patience) = &mut self.patience
+            && patience.as_mut().poll(cx).is_ready()
+        {
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut self.stream).poll_read(cx, buffer))?;
+        self.hear(buffer.filled().len() - before);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}

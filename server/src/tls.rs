@@ -1,0 +1,184 @@
+//! The server's certificate and key, and the roots of its clients' certificates,
+//! as files that are replaced under way.
+//!
+//! Their contents are looked at every second: no notice has to arrive, and a file
+//! that is a link to a link, as a Kubernetes secret is, needs no special care. What
+//! has changed is used for new connections. Those that are open keep what they
+//! were made with, and so their streams and the locks on them.
+//!
+//! Files are written one after the other, so for a moment a key may not match its
+//! certificate. What cannot be used changes nothing, and is an error only when it
+//! stays so for some seconds.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use fencepost_tls::{BadFile, Facts, Pem, PemFile, Problem, identity, provider};
+use tokio_rustls::rustls::{
+    ServerConfig,
+    server::{NoServerSessionStorage, WebPkiClientVerifier},
+    sign::SingleCertAndKey,
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::metrics::TlsMetrics;
+
+/// How often the files are looked at.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// How many looks in a row must find files that cannot be used.
+const LOOKS: u32 = 3;
+
+/// Where the files are.
+#[derive(Debug, Clone)]
+pub(crate) struct TlsFiles {
+    pub(crate) certificate: PemFile,
+    pub(crate) key: PemFile,
+    /// When clients must have a certificate.
+    pub(crate) client_ca: Option<PemFile>,
+}
+
+/// What they held.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Contents {
+    certificate: Pem,
+    key: Pem,
+    client_ca: Option<Pem>,
+}
+
+/// TLS with what the files held when they could last be used.
+#[derive(Debug)]
+pub(crate) struct Tls {
+    files: TlsFiles,
+    used: Mutex<Used>,
+}
+
+#[derive(Debug)]
+struct Used {
+    contents: Contents,
+    certificate: Facts,
+    config: Arc<ServerConfig>,
+}
+
+impl Tls {
+    /// Reads the files. An expired certificate is used all the same: its successor
+    /// will be as soon as it is there.
+    pub(crate) fn new(files: TlsFiles) -> Result<Self, BadFile> {
+        let used = Used::new(files.read()?)?;
+        if used.certificate.has_expired() {
+            tracing::warn!("the certificate of --tls-cert has expired");
+        }
+        Ok(Self {
+            files,
+            used: Mutex::new(used),
+        })
+    }
+
+    /// For a new connection.
+    pub(crate) fn current(&self) -> Arc<ServerConfig> {
+        let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(&used.config)
+    }
+
+    /// Follows the files until `closing`.
+    pub(crate) async fn follow(self: Arc<Self>, metrics: TlsMetrics, closing: CancellationToken) {
+        self.tell(&metrics);
+        let mut unusable = 0;
+        let mut said = None;
+        let follow = async {
+            loop {
+                tokio::time::sleep(PAUSE).await;
+                let tls = Arc::clone(&self);
+                // A file system may be slow.
+                let looked = tokio::task::spawn_blocking(move || tls.look());
+                match looked.await {
+                    Ok(Ok(changed)) => {
+                        (unusable, said) = (0, None);
+                        if changed {
+                            self.tell(&metrics);
+                        }
+                    }
+                    Ok(Err(bad)) => {
+                        unusable += 1;
+                        if unusable >= LOOKS && said.replace(bad) != Some(bad) {
+                            metrics.reload_failures.inc();
+                            tracing::warn!(
+                                error = %bad,
+                                "a changed TLS file cannot be used: the certificate before stays"
+                            );
+                        }
+                    }
+                    // It panicked, or the runtime is about to end.
+                    Err(error) => tracing::error!(%error, "the TLS files were not looked at"),
+                }
+            }
+        };
+        closing.run_until_cancelled(follow).await;
+    }
+
+    /// Whether the files have changed, and are used from now on.
+    fn look(&self) -> Result<bool, BadFile> {
+        let contents = self.files.read()?;
+        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        if contents == used.contents {
+            return Ok(false);
+        }
+        let new = Used::new(contents)?;
+        if new.certificate.has_expired() {
+            return Err(new.contents.certificate.bad(Problem::Expired));
+        }
+        *used = new;
+        Ok(true)
+    }
+
+    fn tell(&self, metrics: &TlsMetrics) {
+        let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let Facts { subject, ends, .. } = &used.certificate;
+        let ends = ends.as_secs();
+        metrics.expires.set(i64::try_from(ends).unwrap_or(i64::MAX));
+        tracing::info!(subject, ends, "new connections get this certificate");
+    }
+}
+
+impl TlsFiles {
+    fn read(&self) -> Result<Contents, BadFile> {
+        let client_ca = self.client_ca.as_ref();
+        Ok(Contents {
+            certificate: self.certificate.read()?,
+            key: self.key.read()?,
+            client_ca: client_ca.map(PemFile::read).transpose()?,
+        })
+    }
+}
+
+impl Used {
+    fn new(contents: Contents) -> Result<Self, BadFile> {
+        let (certified, certificate) = identity(&contents.certificate, &contents.key)?;
+        let builder = ServerConfig::builder_with_provider(provider())
+            .with_safe_default_protocol_versions()
+            .map_err(|_| contents.key.bad(Problem::BadKey))?;
+        let builder = match &contents.client_ca {
+            Some(file) => {
+                let roots = Arc::new(file.roots()?);
+                let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider())
+                    .build()
+                    .map_err(|_| file.bad(Problem::NoCertificate))?;
+                builder.with_client_cert_verifier(verifier)
+            }
+            None => builder.with_no_client_auth(),
+        };
+        let mut config = builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(certified)));
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        // A session that goes on elsewhere would not show its certificate again,
+        // which may have expired. Connections here live long: nothing is lost.
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
+        Ok(Self {
+            contents,
+            certificate,
+            config: Arc::new(config),
+        })
+    }
+}
