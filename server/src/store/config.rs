@@ -2,10 +2,14 @@
 
 use std::{fmt, str::FromStr, time::Duration};
 
+use fencepost_tls::postgres::{self, PostgresTls};
 use tokio_postgres::{
     Config,
     config::{Host, SslMode},
 };
+
+/// Why a database URL was refused. Says nothing of what is in it.
+pub(crate) use postgres::BadUrl as BadDatabaseUrl;
 
 /// How the store talks to its database.
 #[derive(Debug, Clone)]
@@ -85,32 +89,22 @@ impl Limits {
 
 /// Where the database is. It holds a password, so it is never printed.
 #[derive(Clone)]
-pub(crate) struct DatabaseUrl(Box<Config>);
-
-/// Why a database URL was refused. Says nothing of what is in it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum BadDatabaseUrl {
-    #[error("the database URL is malformed (expected postgresql://user@host:port/name)")]
-    Malformed,
-    #[error("the database URL names no host")]
-    NoHost,
-    #[error(
-        "the database URL asks for TLS (sslmode, sslrootcert, …), which this version does not have"
-    )]
-    Tls,
+pub(crate) struct DatabaseUrl {
+    config: Box<Config>,
+    tls: PostgresTls,
 }
 
 impl DatabaseUrl {
     /// One configuration for each host, in the URL's order, with what is common
     /// to them. The driver itself would give the first host all of the time.
     pub(super) fn hosts(&self) -> Vec<Config> {
-        let all = &self.0;
+        let all = &self.config;
         let count = all.get_hosts().len().max(all.get_hostaddrs().len());
         (0..count).map(|index| self.host(index)).collect()
     }
 
     fn host(&self, index: usize) -> Config {
-        let all = &self.0;
+        let all = &self.config;
         let mut one = Config::new();
         match all.get_hosts().get(index) {
             Some(Host::Tcp(name)) => _ = one.host(name),
@@ -120,6 +114,10 @@ impl DatabaseUrl {
         }
         if let Some(address) = all.get_hostaddrs().get(index) {
             one.hostaddr(*address);
+            if one.get_hosts().is_empty() {
+                // The name that its certificate is to have.
+                one.host(address.to_string());
+            }
         }
         // One port stands for all hosts.
         let ports = all.get_ports();
@@ -141,9 +139,19 @@ impl DatabaseUrl {
         if let Some(name) = all.get_application_name() {
             one.application_name(name);
         }
-        one.ssl_mode(all.get_ssl_mode())
+        // A Unix socket has no TLS, and needs none.
+        let ssl_mode = match one.get_hosts() {
+            [Host::Unix(_)] => SslMode::Disable,
+            _ => all.get_ssl_mode(),
+        };
+        one.ssl_mode(ssl_mode)
+            .ssl_negotiation(all.get_ssl_negotiation())
             .channel_binding(all.get_channel_binding());
         one
+    }
+
+    pub(super) fn tls(&self) -> PostgresTls {
+        self.tls.clone()
     }
 }
 
@@ -151,19 +159,11 @@ impl FromStr for DatabaseUrl {
     type Err = BadDatabaseUrl;
 
     fn from_str(url: &str) -> Result<Self, BadDatabaseUrl> {
-        // libpq's keys that the driver does not know; all are about TLS.
-        const TLS_KEYS: [&str; 4] = ["sslmode=verify-", "sslrootcert=", "sslcert=", "sslkey="];
-        if TLS_KEYS.iter().any(|key| url.contains(key)) {
-            return Err(BadDatabaseUrl::Tls);
-        }
-        let config: Config = url.trim().parse().map_err(|_| BadDatabaseUrl::Malformed)?;
-        if config.get_ssl_mode() == SslMode::Require {
-            return Err(BadDatabaseUrl::Tls);
-        }
-        if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
-            return Err(BadDatabaseUrl::NoHost);
-        }
-        Ok(Self(Box::new(config)))
+        let (config, tls) = postgres::parse(url)?;
+        Ok(Self {
+            config: Box::new(config),
+            tls,
+        })
     }
 }
 
@@ -175,6 +175,8 @@ impl fmt::Debug for DatabaseUrl {
 
 #[cfg(test)]
 mod tests {
+    use tokio_postgres::{Config, config::SslMode};
+
     use super::{BadDatabaseUrl, DatabaseUrl};
 
     #[test]
@@ -189,13 +191,14 @@ mod tests {
         );
         assert_eq!(parse("postgresql:///locks"), Err(BadDatabaseUrl::NoHost));
         assert_eq!(
-            parse("postgresql://u@h/l?sslmode=verify-full"),
-            Err(BadDatabaseUrl::Tls)
+            parse("postgresql://u:secret@h/l?sslmode=verify-full"),
+            Err(BadDatabaseUrl::NoRoots)
         );
-        assert_eq!(
-            parse("postgresql://u@h/l?sslmode=require"),
-            Err(BadDatabaseUrl::Tls)
-        );
+        let mixed: DatabaseUrl = "host=/run/pg,h hostaddr=127.0.0.1,127.0.0.2 sslmode=require"
+            .parse()
+            .unwrap();
+        let modes: Vec<_> = mixed.hosts().iter().map(Config::get_ssl_mode).collect();
+        assert_eq!(modes, [SslMode::Disable, SslMode::Require]);
         let several: DatabaseUrl = "postgresql://u@a,b:5433/locks".parse().unwrap();
         let ports: Vec<_> = several
             .hosts()

@@ -19,6 +19,7 @@ use std::{
 };
 
 use deadpool_postgres::Connect;
+use fencepost_tls::postgres::{PostgresTls, Stream};
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use tokio::{
     sync::{Notify, futures::OwnedNotified},
@@ -26,8 +27,8 @@ use tokio::{
     time::{Instant, timeout},
 };
 use tokio_postgres::{
-    AsyncMessage, Client, Config, Connection, NoTls, SimpleQueryMessage, Socket,
-    config::TargetSessionAttrs, error::Severity, tls::NoTlsStream,
+    AsyncMessage, Client, Config, Connection, SimpleQueryMessage, Socket,
+    config::TargetSessionAttrs, error::Severity,
 };
 use tokio_util::task::AbortOnDropHandle;
 
@@ -43,6 +44,7 @@ use crate::telemetry::Chain;
 /// not used again.
 pub(super) struct Hosts {
     hosts: Vec<Config>,
+    tls: PostgresTls,
     /// The host that was connected to last.
     preferred: AtomicUsize,
     limit: Duration,
@@ -78,6 +80,7 @@ impl Hosts {
         }
         Self {
             hosts,
+            tls: url.tls(),
             preferred: AtomicUsize::new(0),
             limit: config.limits.connect,
             met: Mutex::new(None),
@@ -145,7 +148,7 @@ impl Hosts {
         let first = self.preferred.load(Ordering::Relaxed);
         let begin = |tried: usize| async move {
             let index = (first + tried) % count;
-            (index, self.hosts[index].connect(NoTls).await)
+            (index, self.tls.connect(&self.hosts[index]).await)
         };
         let mut attempts = FuturesUnordered::from_iter([begin(0)]);
         let mut begun = 1;
@@ -176,7 +179,7 @@ impl Hosts {
     }
 }
 
-type Connected = (Client, Connection<Socket, NoTlsStream>);
+type Connected = (Client, Connection<Socket, Stream>);
 
 /// A connection outside the pool, for a migration; closed on drop.
 pub(super) struct OwnConnection {

@@ -3,9 +3,8 @@
 use std::{fs, path::PathBuf};
 
 use fencepost_client::fence::POSTGRES_KIT;
-use tokio_postgres::{
-    Client, Config, NoTls, config::SslMode, config::TargetSessionAttrs, error::SqlState,
-};
+use fencepost_tls::postgres::{self, BadUrl, PostgresTls};
+use tokio_postgres::{Client, Config, config::TargetSessionAttrs, error::SqlState};
 
 use crate::{
     exit::{Exit, Failure},
@@ -21,12 +20,8 @@ pub(crate) enum FenceFailure {
     NoUrl,
     #[error("the file of the database URL cannot be read: {0}")]
     UrlFile(std::io::Error),
-    #[error("the database URL is malformed (expected postgresql://user@host:port/name)")]
-    Malformed,
-    #[error(
-        "the database URL asks for TLS (sslmode, sslrootcert, …), which this version does not have"
-    )]
-    Tls,
+    #[error(transparent)]
+    Url(#[from] BadUrl),
     #[error("the database is not available: {0}")]
     Away(Cause),
     #[error("no answer from the database in time; it may have happened all the same")]
@@ -62,8 +57,7 @@ impl FenceFailure {
         match self {
             Self::NoUrl
             | Self::UrlFile(_)
-            | Self::Malformed
-            | Self::Tls
+            | Self::Url(_)
             | Self::NotInstalled
             | Self::Denied(_) => Exit::Configuration,
             Self::Away(_) | Self::TimedOut => Exit::Unavailable,
@@ -115,8 +109,8 @@ impl Database {
             (None, Some(file)) => fs::read_to_string(file).map_err(FenceFailure::UrlFile)?,
             (None, None) => return Err(FenceFailure::NoUrl),
         };
-        let config = parse(&url)?;
-        let connected = config.connect(NoTls).await;
+        let (config, tls) = parse(&url)?;
+        let connected = tls.connect(&config).await;
         // Whatever it says at this point, it cannot be used: 28P01, 3D000, …
         let (client, connection) = connected.map_err(|error| FenceFailure::Away(Cause(error)))?;
         tokio::spawn(async move {
@@ -171,23 +165,12 @@ impl Database {
     }
 }
 
-fn parse(url: &str) -> Result<Config, FenceFailure> {
-    // libpq's keys that the driver does not know; all are about TLS.
-    const TLS_KEYS: [&str; 4] = ["sslmode=verify-", "sslrootcert=", "sslcert=", "sslkey="];
-    if TLS_KEYS.iter().any(|key| url.contains(key)) {
-        return Err(FenceFailure::Tls);
-    }
-    let mut config: Config = url.trim().parse().map_err(|_| FenceFailure::Malformed)?;
-    if config.get_ssl_mode() == SslMode::Require {
-        return Err(FenceFailure::Tls);
-    }
-    if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
-        return Err(FenceFailure::Malformed);
-    }
+fn parse(url: &str) -> Result<(Config, PostgresTls), BadUrl> {
+    let (mut config, tls) = postgres::parse(url)?;
     if config.get_application_name().is_none() {
         config.application_name("fencepost fence");
     }
     // With several hosts, this finds the primary.
     config.target_session_attrs(TargetSessionAttrs::ReadWrite);
-    Ok(config)
+    Ok((config, tls))
 }
