@@ -8,24 +8,23 @@
 
 use std::{
     sync::{
-        Mutex, PoisonError,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
 use fencepost_proto::v1::lock_service_client::LockServiceClient;
+use fencepost_tls::ClientTls;
 use tokio::time::{Instant, sleep, timeout};
-use tonic::{
-    Request, Response, Status, Streaming,
-    transport::{Channel, Endpoint},
-};
+use tonic::{Request, Response, Status, Streaming, transport::Channel};
 use tonic_types::StatusExt as _;
 
 use crate::{
     Error,
     clock::Moment,
     decode::{decode, never_sent},
+    endpoints::Address,
 };
 
 pub(crate) type Stub = LockServiceClient<Channel>;
@@ -95,16 +94,20 @@ pub(crate) struct Servers {
 /// not asked again; calls that are under way keep it until they end.
 #[derive(Debug)]
 struct Line {
-    endpoint: Endpoint,
+    address: Address,
+    connect_timeout: Duration,
+    tls: Option<Arc<ClientTls>>,
     /// With how many there were before.
     channel: Mutex<(u64, Channel)>,
 }
 
 impl Line {
-    fn new(endpoint: Endpoint) -> Self {
-        let channel = endpoint.connect_lazy();
+    fn new(address: Address, connect_timeout: Duration, tls: Option<&Arc<ClientTls>>) -> Self {
+        let channel = address.connect_lazy(connect_timeout, tls);
         Self {
-            endpoint,
+            address,
+            connect_timeout,
+            tls: tls.cloned(),
             channel: Mutex::new((0, channel)),
         }
     }
@@ -118,26 +121,36 @@ impl Line {
     fn timed_out(&self, number: u64, limit: Duration) {
         let mut channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
         if limit >= LONG && channel.0 == number {
-            *channel = (number + 1, self.endpoint.connect_lazy());
+            let anew = self
+                .address
+                .connect_lazy(self.connect_timeout, self.tls.as_ref());
+            *channel = (number + 1, anew);
         }
     }
 }
 
 impl Servers {
     /// Connects nothing yet.
-    pub(crate) fn new(endpoints: &[Endpoint]) -> Self {
-        let for_streams = |endpoint: &Endpoint| {
-            endpoint
-                .clone()
-                .initial_connection_window_size(STREAMS_WINDOW)
+    pub(crate) fn new(
+        addresses: &[Address],
+        connect_timeout: Duration,
+        tls: Option<&Arc<ClientTls>>,
+    ) -> Self {
+        let line = |address| Line::new(address, connect_timeout, tls);
+        let for_streams = |address: &Address| {
+            let endpoint = address.endpoint.clone();
+            line(Address {
+                endpoint: endpoint.initial_connection_window_size(STREAMS_WINDOW),
+                ..address.clone()
+            })
         };
         Self {
-            names: endpoints
+            names: addresses
                 .iter()
-                .map(|endpoint| endpoint.uri().to_string())
+                .map(|address| address.name.clone())
                 .collect(),
-            channels: endpoints.iter().cloned().map(Line::new).collect(),
-            streams: endpoints.iter().map(for_streams).map(Line::new).collect(),
+            channels: addresses.iter().cloned().map(line).collect(),
+            streams: addresses.iter().map(for_streams).collect(),
             preferred: AtomicUsize::new(0),
             preferred_for_streams: AtomicUsize::new(0),
         }

@@ -5,7 +5,7 @@ use std::{io, sync::Arc, time::Duration};
 use tokio::sync::watch;
 
 use crate::{
-    AcquireOptions, Calls, EndpointsError, Error, Guard, Lock,
+    AcquireOptions, Calls, EndpointsError, Error, Guard, Lock, Tls, TlsFileError,
     acquire::{self, Backoff, Turns},
     call::Servers,
     endpoints,
@@ -43,6 +43,9 @@ pub enum BuildError {
     /// The servers cannot be named so.
     #[error(transparent)]
     Endpoints(#[from] EndpointsError),
+    /// An endpoint is `https`, and a file of TLS cannot be used.
+    #[error("TLS cannot be used: {0}")]
+    Tls(#[from] TlsFileError),
     /// The machine has no room for another thread, or for what it needs.
     #[error("cannot start the client's thread: {0}")]
     Thread(#[from] io::Error),
@@ -56,9 +59,16 @@ pub struct ClientBuilder {
     timeout: Duration,
     connect_timeout: Duration,
     backoff: Backoff,
+    tls: Tls,
 }
 
 impl ClientBuilder {
+    /// Whom to trust, and who to be, for endpoints that begin with `https`: those
+    /// that the machine trusts, and nobody, unless set.
+    pub fn tls(self, tls: Tls) -> Self {
+        Self { tls, ..self }
+    }
+
     /// How long a call may take, all its attempts together; 5 s unless set, at
     /// most 24 h.
     pub fn timeout(self, timeout: Duration) -> Self {
@@ -89,14 +99,19 @@ impl ClientBuilder {
     ///
     /// # Errors
     ///
-    /// When an endpoint is not `http://host:port`, or the machine has no room
-    /// for a thread.
+    /// When an endpoint is not `http://host:port` or `https://host:port`, a file of
+    /// TLS cannot be used, or the machine has no room for a thread.
     pub fn build(self) -> Result<Client, BuildError> {
-        let endpoints = endpoints::parse(&self.endpoints, self.connect_timeout)?;
+        let addresses = endpoints::parse(&self.endpoints, self.connect_timeout)?;
+        let tls = if addresses.iter().any(|address| address.is_secure) {
+            Some(Arc::new(self.tls.read()?))
+        } else {
+            None
+        };
         let thread = Thread::start()?;
         let servers = {
             let _runtime = thread.handle().enter();
-            Arc::new(Servers::new(&endpoints))
+            Arc::new(Servers::new(&addresses, self.connect_timeout, tls.as_ref()))
         };
         Ok(Client {
             shared: Arc::new(Shared {
@@ -126,6 +141,7 @@ impl Client {
             timeout: Self::DEFAULT_TIMEOUT,
             connect_timeout: endpoints::CONNECT_LIMIT,
             backoff: Backoff::DEFAULT,
+            tls: Tls::default(),
         }
     }
 

@@ -1,8 +1,11 @@
 //! The servers to talk to, from the text that names them.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use tonic::transport::{Endpoint, Uri};
+use fencepost_tls::ClientTls;
+use tonic::transport::{Channel, Endpoint, Uri};
+
+use crate::tls;
 
 /// How long a connection attempt may take before the next server is tried.
 pub(crate) const CONNECT_LIMIT: Duration = Duration::from_secs(5);
@@ -36,38 +39,62 @@ pub enum EndpointProblem {
     /// Not a URL with a host.
     #[error("not a URL; it should look like http://127.0.0.1:50051")]
     NotAUrl,
-    /// Another scheme than `http`. TLS is for a proxy in front.
-    #[error("the scheme must be http; it should look like http://127.0.0.1:50051")]
+    /// Another scheme than `http` or `https`.
+    #[error("the scheme must be http or https; it should look like http://127.0.0.1:50051")]
     Scheme,
     /// A user name, a password, a path or a query, which would be ignored.
     #[error("must have nothing but a host and a port; it should look like http://127.0.0.1:50051")]
     MoreThanAnAddress,
 }
 
+/// One server, and how to connect to it.
+#[derive(Debug, Clone)]
+pub(crate) struct Address {
+    /// As it was written.
+    pub(crate) name: String,
+    pub(crate) endpoint: Endpoint,
+    pub(crate) is_secure: bool,
+}
+
+impl Address {
+    /// Connects with the first call. `tls` is there when any address is secure.
+    pub(crate) fn connect_lazy(
+        &self,
+        connect_timeout: Duration,
+        tls: Option<&Arc<ClientTls>>,
+    ) -> Channel {
+        match tls {
+            Some(tls) if self.is_secure => tls::connect_lazy(&self.endpoint, connect_timeout, tls),
+            _ => self.endpoint.connect_lazy(),
+        }
+    }
+}
+
 /// Each endpoint, in their order. Nothing is connected yet.
 pub(crate) fn parse(
     endpoints: &str,
     connect_timeout: Duration,
-) -> Result<Vec<Endpoint>, EndpointsError> {
+) -> Result<Vec<Address>, EndpointsError> {
     let numbered = endpoints.split(',').zip(1..);
     numbered
         .map(|(text, position)| {
-            parse_one(text.trim())
-                .map(|endpoint| endpoint.connect_timeout(connect_timeout))
+            parse_one(text.trim(), connect_timeout)
                 .map_err(|problem| EndpointsError { position, problem })
         })
         .collect()
 }
 
-fn parse_one(text: &str) -> Result<Endpoint, EndpointProblem> {
+fn parse_one(text: &str, connect_timeout: Duration) -> Result<Address, EndpointProblem> {
     if text.is_empty() {
         return Err(EndpointProblem::Empty);
     }
     let uri: Uri = text.parse().map_err(|_| EndpointProblem::NotAUrl)?;
     let authority = uri.authority().ok_or(EndpointProblem::NotAUrl)?;
-    if uri.scheme_str() != Some("http") {
-        return Err(EndpointProblem::Scheme);
-    }
+    let is_secure = match uri.scheme_str() {
+        Some("http") => false,
+        Some("https") => true,
+        _ => return Err(EndpointProblem::Scheme),
+    };
     if authority.as_str().contains('@') || !matches!(uri.path(), "" | "/") || uri.query().is_some()
     {
         return Err(EndpointProblem::MoreThanAnAddress);
@@ -75,9 +102,23 @@ fn parse_one(text: &str) -> Result<Endpoint, EndpointProblem> {
     if authority.host().is_empty() {
         return Err(EndpointProblem::NotAUrl);
     }
-    Ok(Endpoint::from(uri)
+    let name = uri.to_string();
+    let endpoint = if is_secure {
+        let port = authority.port_u16().unwrap_or(443);
+        let plain = format!("http://{}:{port}", authority.host());
+        let plain = Endpoint::from_shared(plain).map_err(|_| EndpointProblem::NotAUrl)?;
+        plain.origin(uri)
+    } else {
+        Endpoint::from(uri).connect_timeout(connect_timeout)
+    };
+    let endpoint = endpoint
         .http2_keep_alive_interval(PING_INTERVAL)
-        .keep_alive_timeout(PING_LIMIT))
+        .keep_alive_timeout(PING_LIMIT);
+    Ok(Address {
+        name,
+        endpoint,
+        is_secure,
+    })
 }
 
 #[cfg(test)]
@@ -86,7 +127,7 @@ mod tests {
 
     #[tokio::test]
     async fn lists() {
-        let count = |text| parse(text, CONNECT_LIMIT).map(|endpoints| endpoints.len());
+        let count = |text| parse(text, CONNECT_LIMIT).map(|addresses| addresses.len());
         assert_eq!(count("http://127.0.0.1:50051"), Ok(1));
         assert_eq!(count(" http://a:1 , http://[::1]:2/ "), Ok(2));
         let problem = |position, problem| Err(EndpointsError { position, problem });
@@ -94,7 +135,8 @@ mod tests {
         assert_eq!(count(""), problem(1, Empty));
         assert_eq!(count("http://a:1,"), problem(2, Empty));
         assert_eq!(count("http://a:1,127.0.0.1:50051"), problem(2, Scheme));
-        assert_eq!(count("https://a:1"), problem(1, Scheme));
+        assert_eq!(count("https://a:1,https://[::1]"), Ok(2));
+        assert_eq!(count("ftp://a:1"), problem(1, Scheme));
         assert_eq!(count("http://a b"), problem(1, NotAUrl));
         assert_eq!(count("http://"), problem(1, NotAUrl));
         assert_eq!(count("/a"), problem(1, NotAUrl));

@@ -50,6 +50,7 @@ mod lock;
 mod options;
 mod owner;
 mod thread;
+mod tls;
 mod wire;
 
 pub use calls::Calls;
@@ -61,5 +62,8 @@ pub use keep_alive::{KeepAlive, KeepAliveOptions, Renewal};
 pub use lock::{Acquisition, Holder, Lock};
 pub use options::AcquireOptions;
 pub use owner::unique as unique_owner;
+pub use tls::Tls;
+// What `BuildError` tells of a file of TLS.
+pub use fencepost_tls::{BadFile as TlsFileError, Problem as TlsFileProblem};
 // A guard hands it out.
 pub use tokio_util::sync::CancellationToken;

@@ -1,6 +1,6 @@
 //! The command line, and the environment that stands in for some of it.
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use clap::{
     Args, Parser, Subcommand,
@@ -33,7 +33,8 @@ impl Cli {
 /// What every subcommand takes.
 #[derive(Debug, Args)]
 pub(crate) struct Global {
-    /// URLs of the servers, replicas of one another, separated by commas.
+    /// URLs of the servers, replicas of one another, separated by commas; https for
+    /// those with TLS.
     // Not parsed here: a bad one is a matter of configuration, not of usage.
     #[arg(
         long,
@@ -43,6 +44,19 @@ pub(crate) struct Global {
         hide_env_values = true
     )]
     pub(crate) endpoint: String,
+
+    /// A PEM file with the roots of the servers' certificates, for https [default:
+    /// those that the machine trusts].
+    #[arg(long, global = true, env = "FENCEPOST_TLS_CA", value_name = "FILE")]
+    pub(crate) tls_ca: Option<PathBuf>,
+
+    /// A PEM file with a certificate to show to servers that ask for one.
+    #[arg(long, global = true, env = "FENCEPOST_TLS_CERT", value_name = "FILE")]
+    pub(crate) tls_cert: Option<PathBuf>,
+
+    /// A PEM file with its private key.
+    #[arg(long, global = true, env = "FENCEPOST_TLS_KEY", value_name = "FILE")]
+    pub(crate) tls_key: Option<PathBuf>,
 
     /// How long a call may take, all its attempts together, at most 24h.
     #[arg(long, global = true, value_name = "DURATION", default_value = "5s", value_parser = parse_duration)]

@@ -89,6 +89,8 @@ impl Exit {
 pub(crate) enum Failure {
     /// `--endpoint` cannot be used, or the machine has no room.
     Client(BuildError),
+    /// A certificate without its key, or a key without its certificate.
+    HalfAnIdentity,
     /// The call failed.
     Call(Error),
     /// A subcommand of `fence` failed.
@@ -105,7 +107,8 @@ impl Failure {
     pub(crate) fn exit(&self) -> Exit {
         match self {
             Self::Fence(failure) => failure.exit(),
-            Self::Client(BuildError::Endpoints(_))
+            Self::Client(BuildError::Endpoints(_) | BuildError::Tls(_))
+            | Self::HalfAnIdentity
             | Self::Setting(..)
             | Self::Call(Error::Rejected { .. }) => Exit::Configuration,
             Self::Call(Error::Refused { .. }) => Exit::NotAcquired,
@@ -122,6 +125,7 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Client(error) => error.fmt(f),
+            Self::HalfAnIdentity => f.write_str("--tls-cert and --tls-key go together"),
             Self::Call(error) => error.fmt(f),
             Self::Fence(failure) => failure.fmt(f),
             Self::Setting(flag, error) => write!(f, "{flag} cannot be used: {error}"),

@@ -8,7 +8,7 @@
 use std::process::ExitCode;
 
 use clap::Parser as _;
-use fencepost_client::Client;
+use fencepost_client::{Client, Tls};
 
 use crate::{
     args::{Cli, Command, Global, without_urls},
@@ -62,6 +62,9 @@ fn run(cli: Cli) -> Result<Exit, Failure> {
 async fn dispatch(cli: Cli) -> Result<Exit, Failure> {
     let Global {
         endpoint,
+        tls_ca,
+        tls_cert,
+        tls_key,
         timeout,
         output,
     } = cli.global;
@@ -69,7 +72,17 @@ async fn dispatch(cli: Cli) -> Result<Exit, Failure> {
     // Made where it is needed: `fence` talks to no lock server, so it does not
     // mind a bad endpoint.
     let client = || {
+        let mut tls = Tls::default();
+        if let Some(path) = &tls_ca {
+            tls = tls.ca_file(path);
+        }
+        match (&tls_cert, &tls_key) {
+            (Some(certificate), Some(key)) => tls = tls.identity_files(certificate, key),
+            (None, None) => {}
+            _ => return Err(Failure::HalfAnIdentity),
+        }
         Client::builder(&*endpoint)
+            .tls(tls)
             .timeout(timeout)
             .build()
             .map_err(Failure::Client)

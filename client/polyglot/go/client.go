@@ -49,7 +49,7 @@ type Options struct {
 }
 
 // Dial makes a client for the endpoints ("host:port" or "http://host:port") of one Fencepost, and connects in the
-// background. Without options there is no TLS, as the servers have none; for a proxy's, and with any other options, pass
+// background. Without options there is no TLS; for a server with TLS, and with any other options, pass
 // grpc.WithTransportCredentials as well.
 func Dial(endpoints []string, opts ...grpc.DialOption) (*Client, error) {
 	if len(endpoints) == 0 {
