@@ -149,17 +149,23 @@ def check_server(origin, resources):
             continue
         container = pod["containers"][0]
         environment = {e["name"]: e["value"] for e in container["env"]}
-        for variable in ("FENCEPOST_LISTEN", "FENCEPOST_HTTP_LISTEN"):
+        for variable in ("FENCEPOST_LISTEN", "FENCEPOST_HTTP_LISTEN", "FENCEPOST_HEALTH_LISTEN"):
             port = environment.get(variable, "nothing").removeprefix("0.0.0.0:")
             check(what, port.isdigit() and int(port) in [p["containerPort"] for p in container["ports"]],
                   f"{variable} is {environment.get(variable)}")
         for probe, service in {"startupProbe": "liveness", "livenessProbe": "liveness",
                                "readinessProbe": "fencepost.v1.LockService"}.items():
-            check(what, container[probe]["grpc"] == {"port": 50051, "service": service}, probe)
+            check(what, container[probe]["grpc"] == {"port": 50053, "service": service}, probe)
+        check(what, environment["FENCEPOST_HEALTH_LISTEN"].endswith(":50053"), "probes ask another port")
+        mounts = [m["mountPath"] + "/" for m in container["volumeMounts"]]
+        files = [path for variable, path in environment.items() if variable.startswith("FENCEPOST_TLS_")]
+        plain = environment["FENCEPOST_ALLOW_PLAINTEXT"] == "true"
+        check(what, plain == (not files), "neither TLS nor plaintext, or both")
+        check(what, all(path.startswith(tuple(mounts)) for path in files), "a file of TLS is not on a volume")
         drain = seconds(environment["FENCEPOST_DRAIN_TIMEOUT"])
         check(what, pod["terminationGracePeriodSeconds"] >= drain + 5, "terminationGracePeriodSeconds below the drain")
-        mount = container["volumeMounts"][0]["mountPath"]
-        check(what, environment["FENCEPOST_DATABASE_URL_FILE"].startswith(mount), "the URL file is not on the volume")
+        url = environment["FENCEPOST_DATABASE_URL_FILE"]
+        check(what, url.startswith(tuple(mounts)), "the URL file is not on the volume")
         ports = {p["name"] for p in container["ports"]}
         for service in of_kind["Service"]:
             check(f"{origin}: {name_of(service)}", selected(service["spec"]["selector"], labels), "selects no pod")
