@@ -131,7 +131,7 @@ async fn the_command_line_says_what_is_wrong_and_no_password() {
             vec![
                 "install",
                 "--database-url",
-                "postgres://u:swordfish@h/db?sslmode=require",
+                "postgres://u:swordfish@h/db?sslmode=verify-full",
             ],
             78,
         ),

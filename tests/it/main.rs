@@ -60,6 +60,7 @@ mod settings;
 mod sidecar;
 mod stalled;
 mod start;
+mod tls;
 mod tokens;
 mod tokens_advance;
 mod tokens_belts;

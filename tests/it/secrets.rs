@@ -107,6 +107,10 @@ async fn a_password_is_in_no_refusal_to_start() {
         ),
         (
             format!("postgres://u:{marker}@{closed}/x?sslmode=require"),
+            &[69],
+        ),
+        (
+            format!("postgres://u:{marker}@{closed}/x?sslmode=verify-full&sslrootcert=/{marker}"),
             &[78],
         ),
         // Whether these are malformed is for the driver to say.

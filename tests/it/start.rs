@@ -50,9 +50,16 @@ async fn a_bad_configuration_is_78() {
         let line = expect_no_start(Server::builder(url), CONFIGURATION).await;
         assert!(line.contains("database URL"), "{line}");
     }
-    let tls = Server::builder("postgres://u@127.0.0.1/locks?sslmode=verify-full");
-    let line = expect_no_start(tls, CONFIGURATION).await;
-    assert!(line.contains("TLS"), "{line}");
+    for (parameters, named) in [
+        ("sslmode=verify-full", "sslrootcert"),
+        ("sslmode=verify-full&sslrootcert=/not/there", "sslrootcert"),
+        ("sslmode=sometimes", "sslmode"),
+        ("sslcert=/not/there", "sslkey"),
+    ] {
+        let url = format!("postgres://u@127.0.0.1/locks?{parameters}");
+        let line = expect_no_start(Server::builder(&url), CONFIGURATION).await;
+        assert!(line.contains(named) && !line.contains("/not"), "{line}");
+    }
 
     let good = "postgres://u@127.0.0.1/locks";
     for (flag, value) in [

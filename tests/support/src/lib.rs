@@ -24,6 +24,7 @@ pub mod raw;
 pub mod row_lock;
 pub mod server;
 pub mod system;
+pub mod tls;
 pub mod wait;
 pub mod wire;
 

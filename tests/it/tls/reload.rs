@@ -1,0 +1,169 @@
+//! Certificates that are renewed under way.
+
+use std::{
+    os::unix::fs::symlink,
+    time::{Duration, Instant},
+};
+
+use fencepost_support::{
+    eventually,
+    tls::{Authority, Folder, HOUR},
+};
+
+use super::stage::{NAMES, Stage, options};
+
+const EXPIRES: &str = "fencepost_tls_certificate_expires_timestamp_seconds";
+
+/// Holds locks while the certificates of both sides, which last for `life`, are
+/// renewed every third of it, and connects anew all along.
+async fn renew_under_load(life: Duration, total: Duration) {
+    let authority = Authority::new("the tests");
+    let folder = Folder::default();
+    folder.write("ca.crt", &authority.pem());
+    folder.write_both("server", &authority.issue("server", &NAMES, life));
+    let stage = Stage::of(authority, folder, true, |server| server).await;
+    stage.issue_client("me", life);
+    let mut begun = Instant::now();
+    let first = stage.metric(EXPIRES).await;
+
+    let holder = stage.client(stage.as_client("me"));
+    let mut guards = Vec::new();
+    for n in 0..20 {
+        let name = format!("held-{n}");
+        let options = options().ttl(Duration::from_secs(3));
+        guards.push(holder.acquire(&name, options).await.unwrap());
+    }
+    let until = begun + total;
+    let mut connected = 0;
+    while Instant::now() < until {
+        if begun.elapsed() >= life / 3 {
+            begun = Instant::now();
+            let server = stage.authority.issue("server", &NAMES, life);
+            stage.folder.write_both("server", &server);
+            stage.issue_client("me", life);
+        }
+        // The files may be one of each, for a moment.
+        let client = stage.client(stage.as_client("me"));
+        let fresh = client.acquire("fresh", options()).await;
+        fresh.unwrap().release().await.unwrap();
+        connected += 1;
+        tokio::time::sleep(life / 30).await;
+    }
+    // Whatever has connected first did so with certificates that are over.
+    for guard in &guards {
+        assert!(guard.is_held(), "{guard:?}");
+        let lock = holder.get(guard.resource()).await.unwrap().unwrap();
+        assert_eq!(lock.fencing_token, guard.fencing_token());
+    }
+    assert!(stage.metric(EXPIRES).await > first);
+    assert_eq!(stage.reload_failures().await, 0.0);
+    assert_eq!(
+        stage.metric("fencepost_tls_handshakes_failed_total").await,
+        0.0
+    );
+    println!("{connected} connections, {} locks, none lost", guards.len());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_lock_is_lost_while_certificates_are_renewed() {
+    renew_under_load(Duration::from_secs(6), Duration::from_secs(16)).await;
+}
+
+/// `make soak`.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "ten minutes"]
+async fn no_lock_is_lost_in_ten_minutes_of_certificates_of_two() {
+    renew_under_load(Duration::from_secs(120), Duration::from_secs(600)).await;
+}
+
+/// Waits for a line of the log of a file that cannot be used.
+async fn told(stage: &Stage, text: &str) {
+    let what = format!("{text} is told");
+    eventually(&what, async || stage.has_logged(text).then_some(())).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bad_file_changes_nothing_and_is_told() {
+    let stage = Stage::new(false).await;
+    let at_first = stage.metric(EXPIRES).await;
+    let works = async || {
+        let client = stage.client(stage.trust());
+        client.get("a").await.unwrap();
+        assert_eq!(stage.metric(EXPIRES).await, at_first);
+    };
+    stage.folder.write("server.crt", "MARKER-of-rubbish");
+    told(&stage, "--tls-cert holds no certificate").await;
+    works().await;
+
+    let expired = stage.authority.issue_expired("server", &NAMES);
+    stage.folder.write_both("server", &expired);
+    told(&stage, "--tls-cert holds a certificate that has expired").await;
+    works().await;
+
+    let other = stage.authority.issue("server", &NAMES, 2 * HOUR);
+    stage.folder.write("server.crt", &other.certificate);
+    told(&stage, "--tls-key does not match the certificate").await;
+    works().await;
+
+    std::fs::remove_file(stage.folder.path("server.key")).unwrap();
+    told(&stage, "--tls-key cannot be read").await;
+    works().await;
+    assert_eq!(stage.reload_failures().await, 4.0);
+
+    stage.folder.write("server.key", &other.key);
+    eventually("the good ones are used", async || {
+        (stage.metric(EXPIRES).await > at_first).then_some(())
+    })
+    .await;
+    stage.client(stage.trust()).get("a").await.unwrap();
+    assert_eq!(stage.reload_failures().await, 4.0);
+    assert!(!stage.has_logged("MARKER"));
+    assert!(!stage.has_logged(stage.folder.path("server.key").to_str().unwrap()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_that_do_not_match_for_a_moment_are_no_failure() {
+    let stage = Stage::new(false).await;
+    let at_first = stage.metric(EXPIRES).await;
+    let next = stage.authority.issue("server", &NAMES, 2 * HOUR);
+    stage.folder.write("server.crt", &next.certificate);
+    // One look falls into this, at least.
+    tokio::time::sleep(Duration::from_millis(1200)).await;
+    stage.client(stage.trust()).get("a").await.unwrap();
+    stage.folder.write("server.key", &next.key);
+    eventually("the new ones are used", async || {
+        (stage.metric(EXPIRES).await > at_first).then_some(())
+    })
+    .await;
+    assert_eq!(stage.reload_failures().await, 0.0);
+    assert!(!stage.has_logged("cannot be used"));
+}
+
+/// As Kubernetes replaces the files of a secret.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_directory_that_is_exchanged_is_noticed() {
+    let authority = Authority::new("the tests");
+    let folder = Folder::default();
+    folder.write("ca.crt", &authority.pem());
+    let fill = |directory: &str, life| {
+        let issued = authority.issue("server", &NAMES, life);
+        std::fs::create_dir(folder.path(directory)).unwrap();
+        folder.write(&format!("{directory}/server.crt"), &issued.certificate);
+        folder.write(&format!("{directory}/server.key"), &issued.key);
+    };
+    fill("..first", HOUR);
+    symlink("..first", folder.path("..data")).unwrap();
+    for name in ["server.crt", "server.key"] {
+        symlink(format!("..data/{name}"), folder.path(name)).unwrap();
+    }
+    fill("..second", 2 * HOUR);
+    let stage = Stage::of(authority, folder, false, |server| server).await;
+    let at_first = stage.metric(EXPIRES).await;
+    symlink("..second", stage.folder.path("..next")).unwrap();
+    std::fs::rename(stage.folder.path("..next"), stage.folder.path("..data")).unwrap();
+    eventually("the new ones are used", async || {
+        (stage.metric(EXPIRES).await > at_first).then_some(())
+    })
+    .await;
+    stage.client(stage.trust()).get("a").await.unwrap();
+}
