@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use fencepost_client::{Error, Tls};
 use fencepost_support::{
     eventually,
+    server::Builder,
     tls::{Authority, HOUR},
     wait::within,
 };
@@ -26,7 +27,9 @@ async fn refusal(stage: &Stage, tls: Tls) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_a_good_certificate_no_client_is_let_in() {
-    let stage = Stage::new(true).await;
+    // Each refusal is told at that level, and to the client as little as can be.
+    let debug = |server: Builder| server.flag("--log", "info,fencepostd=debug");
+    let stage = Stage::with(true, debug).await;
     let folder = &stage.folder;
     stage.issue_client("good", HOUR);
     let expired = stage.authority.issue_expired("expired", &[]);
@@ -40,16 +43,15 @@ async fn without_a_good_certificate_no_client_is_let_in() {
         stage.metric("fencepost_tls_handshakes_failed_total").await,
         0.0
     );
-    for (tls, said) in [
-        (stage.trust(), "CertificateRequired"),
-        (stage.as_client("expired"), "CertificateExpired"),
-        (stage.as_client("stranger"), "UnknownCA"),
+    for (tls, told) in [
+        (stage.trust(), "peer sent no certificates"),
+        (stage.as_client("expired"), "certificate expired"),
+        (stage.as_client("stranger"), "UnknownIssuer"),
     ] {
-        let detail = refusal(&stage, tls).await;
-        assert!(detail.contains(said), "{said}: {detail}");
+        refusal(&stage, tls).await;
+        eventually(told, async || stage.has_logged(told).then_some(())).await;
     }
     assert!(stage.metric("fencepost_tls_handshakes_failed_total").await >= 3.0);
-    assert!(stage.has_logged("a TLS handshake failed"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -69,7 +71,7 @@ async fn a_client_trusts_no_other_server() {
             Err(Error::Unavailable { detail }) => detail,
             _ => return None,
         };
-        detail.contains("NotValidForName").then_some(())
+        detail.contains("not valid for name").then_some(())
     })
     .await;
 }

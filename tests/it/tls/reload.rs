@@ -57,10 +57,8 @@ async fn renew_under_load(life: Duration, total: Duration) {
     }
     assert!(stage.metric(EXPIRES).await > first);
     assert_eq!(stage.reload_failures().await, 0.0);
-    assert_eq!(
-        stage.metric("fencepost_tls_handshakes_failed_total").await,
-        0.0
-    );
+    // By TLS, that is: a client that leaves may be in the middle of one.
+    assert!(!stage.has_logged("a TLS handshake failed"));
     println!("{connected} connections, {} locks, none lost", guards.len());
 }
 
