@@ -151,7 +151,7 @@ fn without_ours(query: &str, ours: &mut Ours) -> Result<String, BadUrl> {
             let text = percent_decode_str(text).decode_utf8();
             text.map_err(|_| BadUrl::Malformed)
         };
-        if !ours.takes(&*decode(key)?, &*decode(value)?) {
+        if !ours.takes(&decode(key)?, &decode(value)?) {
             rest.push(pair);
         }
     }
