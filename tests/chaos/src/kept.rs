@@ -81,8 +81,8 @@ impl Kept {
                     let renewed = calls::renew(&mut client, &name, OWNER, token, None).await;
                     let Err(status) = renewed else { break };
                     let said = failed(&status);
-                    if matches!(said, Outcome::No(_)) || Instant::now() > end {
-                        return Some(format!("{name} with {token}: {said:?}"));
+                    if matches!(said.outcome, Outcome::No(_)) || Instant::now() > end {
+                        return Some(format!("{name} with {token}: {:?}", said.outcome));
                     }
                     sleep(Duration::from_millis(50)).await;
                 }
