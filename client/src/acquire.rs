@@ -31,9 +31,10 @@ use tokio::{
 use tracing::Instrument as _;
 
 use crate::{
-    AcquireOptions, Acquisition, Error, Guard, Holder, Lock,
+    AcquireOptions, Acquisition, Error, Event, Guard, Holder, Lock,
     calls::{acquire_request, new_request_id},
     client::Shared,
+    clock::Moment,
     guard::Releasing,
     lease::Confirmation,
     wire::{Key, Wire, invalid},
@@ -94,6 +95,7 @@ pub(crate) async fn acquire(
     let own_id = options.request_id.is_none();
     let own_owner = options.owner.is_none();
     let request = acquire_request(resource, options)?;
+    let (began, wire) = (Moment::now(), shared.wire());
     let span = tracing::info_span!("acquire", resource, owner = request.owner);
 
     let (answer, answered) = oneshot::channel();
@@ -110,7 +112,7 @@ pub(crate) async fn acquire(
             None => None,
         };
         let mut taking = Taking {
-            wire: shared.wire.clone(),
+            wire,
             backoff: shared.backoff,
             request,
             own_id,
@@ -123,7 +125,9 @@ pub(crate) async fn acquire(
         match taking.take(wait).await {
             Ok(Some((lock, granted))) => {
                 tracing::debug!(token = lock.fencing_token, "acquired");
-                let guard = Guard::start(&shared, lock, granted, margin);
+                let after = began.elapsed();
+                shared.told.observe(&Event::Acquired { after });
+                let guard = Guard::start(&shared, taking.wire.clone(), lock, granted, margin);
                 // Nobody there to take it: dropped, and so given back.
                 let _: Result<(), _> = answer.send(Ok(guard));
             }

@@ -17,7 +17,9 @@ use std::{
 use fencepost_proto::v1::lock_service_client::LockServiceClient;
 use fencepost_tls::ClientTls;
 use tokio::time::{Instant, sleep, timeout};
-use tonic::{Request, Response, Status, Streaming, transport::Channel};
+use tonic::{
+    Request, Response, Status, Streaming, metadata::AsciiMetadataValue, transport::Channel,
+};
 use tonic_types::StatusExt as _;
 
 use crate::{
@@ -41,6 +43,24 @@ const LONG: Duration = Duration::from_secs(2);
 /// HTTP/2 libraries allow small frames up to half of this window, and end a
 /// connection on which thousands of streams speak at once beyond it.
 const STREAMS_WINDOW: u32 = 16 * 1024 * 1024;
+
+/// What a call may take, and the trace that it belongs to.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Budget<'a> {
+    pub(crate) time: Duration,
+    pub(crate) traceparent: Option<&'a AsciiMetadataValue>,
+}
+
+impl Budget<'_> {
+    fn request<Q>(self, message: Q) -> Request<Q> {
+        let mut request = Request::new(message);
+        if let Some(traceparent) = self.traceparent {
+            let metadata = request.metadata_mut();
+            metadata.insert("traceparent", traceparent.clone());
+        }
+        request
+    }
+}
 
 /// An answer, with what the caller needs to judge it.
 #[derive(Debug)]
@@ -160,11 +180,11 @@ impl Servers {
     /// opening has a time limit.
     pub(crate) async fn open<Q: Clone, A>(
         &self,
-        budget: Duration,
+        budget: Budget<'_>,
         message: Q,
         method: impl AsyncFn(Stub, Request<Q>) -> Result<Response<Streaming<A>>, Status>,
     ) -> Result<Opened<A>, Error> {
-        let deadline = Instant::now() + budget;
+        let deadline = Instant::now() + budget.time;
         let first = self.preferred_for_streams.load(Ordering::Relaxed);
         let mut last = Error::TimedOut;
         for attempt in 0..self.channels.len() {
@@ -173,7 +193,7 @@ impl Servers {
             let asked = Moment::now();
             let channel = self.streams[index].get();
             let stub = Stub::new(channel.1);
-            match timeout(limit, method(stub, Request::new(message.clone()))).await {
+            match timeout(limit, method(stub, budget.request(message.clone()))).await {
                 Ok(Ok(response)) => {
                     return Ok(Opened {
                         messages: response.into_inner(),
@@ -222,11 +242,11 @@ impl Servers {
     /// the budget is used up.
     pub(crate) async fn call<Q: Clone, A>(
         &self,
-        budget: Duration,
+        budget: Budget<'_>,
         message: Q,
         method: impl AsyncFn(Stub, Request<Q>) -> Result<Response<A>, Status>,
     ) -> Result<Answer<A>, Failure> {
-        let deadline = Instant::now() + budget;
+        let deadline = Instant::now() + budget.time;
         let first = self.preferred.load(Ordering::Relaxed);
         let mut maybe_done_before = false;
         let mut attempt = 0;
@@ -244,7 +264,7 @@ impl Servers {
                     maybe_done_before,
                 });
             }
-            let mut request = Request::new(message.clone());
+            let mut request = budget.request(message.clone());
             request.set_timeout(limit);
 
             let sent = Moment::now();

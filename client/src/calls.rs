@@ -119,7 +119,7 @@ impl Calls {
     where
         F: Future<Output = Result<T, Error>> + Send + 'static,
     {
-        self.shared.thread.run(call(self.shared.wire.clone())).await
+        self.shared.thread.run(call(self.shared.wire())).await
     }
 }
 

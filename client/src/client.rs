@@ -9,6 +9,7 @@ use crate::{
     acquire::{self, Backoff, Turns},
     call::Servers,
     endpoints,
+    observe::{Observer, Told, Tracing},
     thread::Thread,
     wire::Wire,
 };
@@ -29,11 +30,23 @@ pub struct Client {
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) thread: Thread,
-    pub(crate) wire: Wire,
+    wire: Wire,
     pub(crate) backoff: Backoff,
     pub(crate) turns: Turns,
+    pub(crate) told: Told,
+    tracing: Tracing,
     /// How many locks are being given back.
     pub(crate) releasing: watch::Sender<usize>,
+}
+
+impl Shared {
+    /// The servers, for the work at hand.
+    pub(crate) fn wire(&self) -> Wire {
+        Wire {
+            traceparent: self.tracing.traceparent(),
+            ..self.wire.clone()
+        }
+    }
 }
 
 /// Why no client was made.
@@ -60,6 +73,8 @@ pub struct ClientBuilder {
     connect_timeout: Duration,
     backoff: Backoff,
     tls: Tls,
+    told: Told,
+    tracing: Tracing,
 }
 
 impl ClientBuilder {
@@ -95,6 +110,21 @@ impl ClientBuilder {
         Self { backoff, ..self }
     }
 
+    /// Who is told what happens to the guards, for metrics; nobody unless set.
+    pub fn observer(self, observer: Arc<dyn Observer>) -> Self {
+        let told = Told::by(observer);
+        Self { told, ..self }
+    }
+
+    /// What gives the trace context of the work at hand, as W3C's `traceparent`, to be
+    /// handed to the server. It is asked in the caller's task when a call or an
+    /// acquisition begins; what a guard does to keep its lock, and to give it back,
+    /// belongs to the trace that took it.
+    pub fn traceparent(self, hook: impl Fn() -> Option<String> + Send + Sync + 'static) -> Self {
+        let tracing = Tracing::by(hook);
+        Self { tracing, ..self }
+    }
+
     /// Starts the client's thread. Nothing is connected before the first call.
     ///
     /// # Errors
@@ -119,9 +149,12 @@ impl ClientBuilder {
                 wire: Wire {
                     servers,
                     timeout: self.timeout,
+                    traceparent: None,
                 },
                 backoff: self.backoff,
                 turns: Turns::default(),
+                told: self.told,
+                tracing: self.tracing,
                 releasing: watch::Sender::new(0),
             }),
         })
@@ -142,6 +175,8 @@ impl Client {
             connect_timeout: endpoints::CONNECT_LIMIT,
             backoff: Backoff::DEFAULT,
             tls: Tls::default(),
+            told: Told::default(),
+            tracing: Tracing::default(),
         }
     }
 

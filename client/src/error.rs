@@ -127,6 +127,16 @@ pub enum LostReason {
 }
 
 impl LostReason {
+    /// All that there are.
+    pub const ALL: &[Self] = &[
+        Self::NotFound,
+        Self::Expired,
+        Self::NotOwner,
+        Self::TokenSuperseded,
+        Self::TokenUnknown,
+        Self::Unconfirmed,
+    ];
+
     /// The reason as the contract spells it, such as `LOCK_EXPIRED`.
     #[must_use]
     pub fn as_str(self) -> &'static str {

@@ -12,7 +12,10 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 /// The SQL of the kit, to be run in one transaction on the database that is to
@@ -60,6 +63,7 @@ pub const STALE_SQLSTATE: &str = "FP409";
 pub struct Gate {
     /// A lock of its own per resource, so that one slow write delays no other.
     resources: Mutex<HashMap<String, Arc<Mutex<i64>>>>,
+    rejected: AtomicU64,
 }
 
 /// A token that is older than the highest one seen: a newer holder has been here.
@@ -117,11 +121,19 @@ impl Gate {
                 continue;
             }
             if token <= 0 || token < *highest {
+                self.rejected.fetch_add(1, Ordering::Relaxed);
                 return Err(Stale { highest: *highest });
             }
             *highest = token;
             return Ok(write());
         }
+    }
+
+    /// How many tokens were refused: each is a corruption that was tried, and did not
+    /// happen. To be exported as `fence_rejected_total`.
+    #[must_use]
+    pub fn rejected_total(&self) -> u64 {
+        self.rejected.load(Ordering::Relaxed)
     }
 
     /// The highest token seen, to look at.
@@ -182,6 +194,7 @@ mod tests {
         assert_eq!(gate.admit("r", 5), Ok(()));
         assert_eq!(gate.admit("r", 5), Ok(()));
         assert_eq!(gate.admit("r", 4), Err(Stale { highest: 5 }));
+        assert_eq!(gate.rejected_total(), 1);
         assert_eq!(gate.admit("r", 1 << 40), Ok(()));
         assert_eq!(gate.highest("r"), Some(1 << 40));
         assert_eq!(gate.admit("another", 1), Ok(()));

@@ -10,7 +10,7 @@ use crate::{
     client::Shared,
     keep,
     lease::{Confirmation, Lease},
-    wire::Key,
+    wire::{Key, Wire},
 };
 
 /// A lock that is held, and kept until the guard is released or dropped.
@@ -47,6 +47,7 @@ impl Guard {
     /// Begins to keep a lease that was just granted.
     pub(crate) fn start(
         shared: &Arc<Shared>,
+        wire: Wire,
         lock: Lock,
         granted: Confirmation,
         margin: Option<Duration>,
@@ -61,13 +62,14 @@ impl Guard {
             token: lock.fencing_token,
         };
         let keeping = keep::keep(
-            shared.wire.clone(),
+            wire,
             key,
             Arc::clone(&lease),
             renewing.clone(),
             shared.thread.slept(),
             stopped,
             ends,
+            shared.told.clone(),
         );
         shared.thread.spawn(keeping);
         Self {

@@ -26,11 +26,13 @@ use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
 use crate::{
-    Error, KeepAliveOptions, LostReason, Renewal,
+    Error, Event, KeepAliveOptions, LostReason, Renewal, Via,
     acquire::Backoff,
+    clock::Moment,
     guard::Releasing,
     keep_alive::{LONGEST_INTERVAL, Stream},
     lease::{Confirmation, Lease},
+    observe::Told,
     wire::{Key, Wire},
 };
 
@@ -62,7 +64,9 @@ pub(crate) async fn keep(
     mut slept: watch::Receiver<()>,
     mut stopped: oneshot::Receiver<Releasing>,
     ends: oneshot::Sender<Result<(), Error>>,
+    told: Told,
 ) {
+    let granted = Moment::now();
     let span = tracing::info_span!(
         "lease",
         resource = key.resource,
@@ -76,6 +80,7 @@ pub(crate) async fn keep(
             key: &key,
             lease: &lease,
             renewing: &renewing,
+            told: &told,
         };
         let releasing = tokio::select! {
             biased;
@@ -83,10 +88,16 @@ pub(crate) async fn keep(
             reason = keeper.until_lost(&mut slept) => {
                 let reason = lease.lose(reason);
                 tracing::warn!(reason = reason.as_str(), "lost the lease");
+                let held = granted.elapsed();
+                told.observe(&Event::Lost { reason, held });
                 stopped.await
             }
         };
         let before = lease.remaining();
+        if before.is_ok() {
+            let held = granted.elapsed();
+            told.observe(&Event::Released { held });
+        }
         // Nobody relies on it any longer.
         std::mem::forget(watched);
         let mut ends = Some(ends);
@@ -124,6 +135,7 @@ struct Keeper<'a> {
     lease: &'a Lease,
     /// Cancelled when nothing is to be renewed any longer.
     renewing: &'a CancellationToken,
+    told: &'a Told,
 }
 
 type Opening<'a> = Pin<Box<dyn Future<Output = Result<Open, Error>> + Send + 'a>>;
@@ -183,7 +195,6 @@ impl Keeper<'_> {
             let wire = self.wire.within(self.wire.timeout.min(left / 4));
             let outcome = match wire.renew(self.key, None).await {
                 Ok((_, confirmed)) => self
-                    .lease
                     .renewed(confirmed)
                     .map_err(|reason| Error::Lost { reason }),
                 Err(error) => Err(error),
@@ -193,6 +204,7 @@ impl Keeper<'_> {
                 Err(Error::Lost { reason }) => return reason,
                 Err(error) => {
                     tries += 1;
+                    self.failed(Via::Call, &error);
                     tracing::debug!(%error, "a renewal failed; the lease stands");
                     sleep(pause_after(&error, tries).min(left / 4).max(SHORTEST_PAUSE)).await;
                 }
@@ -248,14 +260,27 @@ impl Keeper<'_> {
             };
             match outcome {
                 Ok(confirmed) => {
-                    if let Err(reason) = self.lease.renewed(confirmed) {
+                    if let Err(reason) = self.renewed(confirmed) {
                         return reason;
                     }
                 }
                 Err(Error::Lost { reason }) => return reason,
-                Err(error) => tracing::debug!(%error, "a stream failed; the lease stands"),
+                Err(error) => {
+                    self.failed(Via::Stream, &error);
+                    tracing::debug!(%error, "a stream failed; the lease stands");
+                }
             }
         }
+    }
+
+    fn renewed(&self, confirmed: Confirmation) -> Result<(), LostReason> {
+        let slack = self.lease.renewed(confirmed)?;
+        self.told.observe(&Event::Renewed { slack });
+        Ok(())
+    }
+
+    fn failed(&self, via: Via, error: &Error) {
+        self.told.observe(&Event::RenewalFailed { via, error });
     }
 
     /// Opens a stream and waits for its first word.

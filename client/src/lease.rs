@@ -82,8 +82,8 @@ impl Lease {
         self.judge(Moment::now(), |trust, now| trust.renewed_by.since(now))
     }
 
-    /// It was confirmed, unless it is over by now.
-    pub(crate) fn renewed(&self, confirmed: Confirmation) -> Result<(), LostReason> {
+    /// It was confirmed, unless it is over by now. Returns what was left of it.
+    pub(crate) fn renewed(&self, confirmed: Confirmation) -> Result<Duration, LostReason> {
         self.renewed_at(Moment::now(), confirmed)
     }
 
@@ -109,11 +109,13 @@ impl Lease {
         &self.lost
     }
 
-    fn renewed_at(&self, now: Moment, confirmed: Confirmation) -> Result<(), LostReason> {
+    fn renewed_at(&self, now: Moment, confirmed: Confirmation) -> Result<Duration, LostReason> {
         let newer = Trust::new(confirmed, self.margin);
-        self.judge(now, |trust, _| {
+        self.judge(now, |trust, now| {
+            let left = trust.until.since(now);
             trust.until = trust.until.max(newer.until);
             trust.renewed_by = trust.renewed_by.max(newer.renewed_by);
+            left
         })
     }
 
@@ -193,8 +195,8 @@ mod tests {
         let start = Moment::now();
         let lease = Lease::new(confirmed(start, 10 * SECOND), Some(SECOND));
         let renew = |sent| lease.renewed_at(start + sent, confirmed(start + sent, 10 * SECOND));
-        assert_eq!(renew(5 * SECOND), Ok(()));
-        assert_eq!(renew(3 * SECOND), Ok(()));
+        assert_eq!(renew(5 * SECOND), Ok(4 * SECOND));
+        assert_eq!(renew(3 * SECOND), Ok(11 * SECOND));
         let until = lease.judge(start, |trust, _| (trust.until, trust.renewed_by));
         assert_eq!(until, Ok((start + 14 * SECOND, start + 9 * SECOND)));
     }

@@ -4,10 +4,11 @@ use std::{sync::Arc, time::Duration};
 
 use fencepost_proto::v1;
 use tokio::time::Instant;
+use tonic::metadata::AsciiMetadataValue;
 
 use crate::{
     Acquisition, Error, FieldViolation, KeepAliveOptions, Lock, LostReason,
-    call::{Failure, Servers},
+    call::{Budget, Failure, Servers},
     keep_alive::Stream,
     lease::Confirmation,
     lock,
@@ -19,6 +20,8 @@ pub(crate) struct Wire {
     pub(crate) servers: Arc<Servers>,
     /// For a call, all its attempts together.
     pub(crate) timeout: Duration,
+    /// The trace that the calls belong to.
+    pub(crate) traceparent: Option<AsciiMetadataValue>,
 }
 
 /// Which lease.
@@ -33,8 +36,15 @@ impl Wire {
     /// The same servers with another time budget.
     pub(crate) fn within(&self, timeout: Duration) -> Self {
         Self {
-            servers: Arc::clone(&self.servers),
             timeout,
+            ..self.clone()
+        }
+    }
+
+    fn budget(&self) -> Budget<'_> {
+        Budget {
+            time: self.timeout,
+            traceparent: self.traceparent.as_ref(),
         }
     }
 
@@ -44,7 +54,7 @@ impl Wire {
     ) -> Result<(Acquisition, Option<Confirmation>), Error> {
         let answer = self
             .servers
-            .call(self.timeout, request, async |mut stub, request| {
+            .call(self.budget(), request, async |mut stub, request| {
                 stub.acquire(request).await
             })
             .await?;
@@ -64,7 +74,7 @@ impl Wire {
         };
         let answer = self
             .servers
-            .call(self.timeout, request, async |mut stub, request| {
+            .call(self.budget(), request, async |mut stub, request| {
                 stub.renew(request).await
             })
             .await?;
@@ -79,7 +89,7 @@ impl Wire {
         };
         let outcome = self
             .servers
-            .call(self.timeout, request, async |mut stub, request| {
+            .call(self.budget(), request, async |mut stub, request| {
                 stub.release(request).await
             })
             .await;
@@ -106,7 +116,7 @@ impl Wire {
         let begun = Instant::now();
         let opened = self
             .servers
-            .open(self.timeout, request, async |mut stub, request| {
+            .open(self.budget(), request, async |mut stub, request| {
                 stub.keep_alive(request).await
             })
             .await?;
@@ -118,7 +128,7 @@ impl Wire {
         let request = v1::GetRequest { resource };
         let outcome = self
             .servers
-            .call(self.timeout, request, async |mut stub, request| {
+            .call(self.budget(), request, async |mut stub, request| {
                 stub.get(request).await
             })
             .await;

@@ -69,9 +69,11 @@ async fn dispatch(cli: Cli) -> Result<Exit, Failure> {
         output,
     } = cli.global;
     let output = Output::new(output);
+    // Whoever traces what it starts says so in the environment.
+    let traceparent = std::env::var("TRACEPARENT").ok();
     // Made where it is needed: `fence` talks to no lock server, so it does not
     // mind a bad endpoint.
-    let client = || {
+    let builder = || {
         let mut tls = Tls::default();
         if let Some(path) = &tls_ca {
             tls = tls.ca_file(path);
@@ -81,12 +83,13 @@ async fn dispatch(cli: Cli) -> Result<Exit, Failure> {
             (None, None) => {}
             _ => return Err(Failure::HalfAnIdentity),
         }
-        Client::builder(&*endpoint)
+        let traceparent = traceparent.clone();
+        Ok(Client::builder(&*endpoint)
             .tls(tls)
             .timeout(timeout)
-            .build()
-            .map_err(Failure::Client)
+            .traceparent(move || traceparent.clone()))
     };
+    let client = || builder()?.build().map_err(Failure::Client);
     match cli.command {
         Command::Acquire(args) => acquire::run(args, &client()?.calls(), &output).await,
         Command::Renew(args) => renew::run(args, &client()?.calls(), &output).await,
@@ -96,7 +99,7 @@ async fn dispatch(cli: Cli) -> Result<Exit, Failure> {
         }
         Command::Get(args) => get::run(args, &client()?.calls(), &output).await,
         Command::Run(args) => run::run(args, &client()?).await,
-        Command::Sidecar(args) => sidecar::run(args, &client()?).await,
+        Command::Sidecar(args) => sidecar::run(args, builder()?).await,
         Command::Exec(_) | Command::Guardian(_) => Ok(Exit::Bug),
         Command::Fence(args) => fence::run(args, timeout, &output).await,
     }

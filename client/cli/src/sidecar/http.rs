@@ -1,4 +1,4 @@
-//! The two ports of the sidecar.
+//! The ports of the sidecar.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,7 +23,10 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::seat::{Released, Seat};
+use super::{
+    metrics::{self, Metrics},
+    seat::{Released, Seat},
+};
 
 /// Connections at one time, of each port.
 const PLACES: usize = 64;
@@ -44,7 +47,17 @@ pub(super) enum Ready {
 }
 
 /// For the process next door.
-pub(super) async fn serve_neighbour(listener: TcpListener, seat: Seat, closing: CancellationToken) {
+pub(super) async fn serve_neighbour(
+    listener: TcpListener,
+    seat: Seat,
+    metrics: Arc<Metrics>,
+    closing: CancellationToken,
+) {
+    // A write of the neighbour's was refused for an older token.
+    let rejected = async move || {
+        metrics.rejected();
+        StatusCode::NO_CONTENT
+    };
     let router = Router::new()
         .route(
             "/lease",
@@ -52,6 +65,7 @@ pub(super) async fn serve_neighbour(listener: TcpListener, seat: Seat, closing: 
         )
         .route("/release", post(release))
         .route("/heartbeat", post(heartbeat))
+        .route("/rejected", post(rejected))
         .with_state(seat);
     serve(listener, router, closing).await;
 }
@@ -74,6 +88,23 @@ pub(super) async fn serve_probes(
     let router = Router::new()
         .route("/livez", get(async || "ok\n"))
         .route("/readyz", get(readyz))
+        .with_state(seat);
+    serve(listener, router, closing).await;
+}
+
+/// For Prometheus.
+pub(super) async fn serve_metrics(
+    listener: TcpListener,
+    seat: Seat,
+    metrics: Arc<Metrics>,
+    closing: CancellationToken,
+) {
+    let scrape = async move |State(seat): State<Seat>| {
+        let content_type = [(header::CONTENT_TYPE, metrics::CONTENT_TYPE)];
+        (content_type, metrics.text(seat.is_held()))
+    };
+    let router = Router::new()
+        .route("/metrics", get(scrape))
         .with_state(seat);
     serve(listener, router, closing).await;
 }

@@ -19,10 +19,11 @@
 //! fence its writes with the token.
 
 use std::{
-    convert::Infallible, future::pending, io, net::SocketAddr, path::PathBuf, time::Duration,
+    convert::Infallible, future::pending, io, net::SocketAddr, path::PathBuf, sync::Arc,
+    time::Duration,
 };
 
-use fencepost_client::{Client, Error, Guard, LostReason};
+use fencepost_client::{Client, ClientBuilder, Error, Guard, LostReason};
 use humantime::parse_duration;
 use tokio::{
     net::TcpListener,
@@ -34,6 +35,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::{
     hooks::Hooks,
+    metrics::Metrics,
     seat::{Order, Seat},
 };
 use crate::{
@@ -46,6 +48,7 @@ use crate::{
 
 mod hooks;
 mod http;
+mod metrics;
 mod seat;
 
 /// How often it is asked anew who has the lock, at least.
@@ -80,7 +83,7 @@ pub(crate) struct Args {
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
     labels: Vec<(String, String)>,
 
-    /// Where the neighbour asks: GET /lease, POST /release, POST /heartbeat. An
+    /// Where the neighbour asks: GET /lease, POST /release, /heartbeat, /rejected. An
     /// IP address and a port. Whoever reaches it can give the lock back.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:50053")]
     listen: SocketAddr,
@@ -88,6 +91,10 @@ pub(crate) struct Args {
     /// Where Kubernetes asks: GET /livez, GET /readyz. [default: nowhere]
     #[arg(long, value_name = "ADDRESS")]
     probe_listen: Option<SocketAddr>,
+
+    /// Where Prometheus asks: GET /metrics. [default: nowhere]
+    #[arg(long, value_name = "ADDRESS")]
+    metrics_listen: Option<SocketAddr>,
 
     /// When /readyz says yes.
     #[arg(long, value_enum, default_value_t = http::Ready::Held)]
@@ -120,7 +127,12 @@ pub(crate) struct Args {
     release_after: Duration,
 }
 
-pub(crate) async fn run(args: Args, client: &Client) -> Result<Exit, Failure> {
+pub(crate) async fn run(args: Args, client: ClientBuilder) -> Result<Exit, Failure> {
+    let metrics = Arc::new(Metrics::new());
+    let client = &client
+        .observer(metrics.clone())
+        .build()
+        .map_err(Failure::Client)?;
     let mut signals = Signals::listen().map_err(Failure::Machine)?;
     let (seat, mut orders) = Seat::new(&args.resource, args.state_file.clone());
     seat.publish()
@@ -131,12 +143,18 @@ pub(crate) async fn run(args: Args, client: &Client) -> Result<Exit, Failure> {
     servers.spawn(http::serve_neighbour(
         listener,
         seat.clone(),
+        Arc::clone(&metrics),
         closing.clone(),
     ));
     if let Some(address) = args.probe_listen {
         let listener = bind("--probe-listen", address).await?;
         let (seat, closing) = (seat.clone(), closing.clone());
         servers.spawn(http::serve_probes(listener, seat, args.ready, closing));
+    }
+    if let Some(address) = args.metrics_listen {
+        let listener = bind("--metrics-listen", address).await?;
+        let (seat, closing) = (seat.clone(), closing.clone());
+        servers.spawn(http::serve_metrics(listener, seat, metrics, closing));
     }
     let sidecar = Sidecar {
         hooks: Hooks::new(&args),
