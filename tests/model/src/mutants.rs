@@ -141,7 +141,7 @@ pub const MUTANTS: &[Mutant] = &[
         // Judges, and then waits for the lock.
         name: "plain UPDATE for Renew",
         scenario: Scenario::RowLocks,
-        caught_by: &["ended", "exclusion", "stale", "kept"],
+        caught_by: &["ended", "exclusion", "stale", "kept", "tokens"],
         edits: &[
             (
                 "renew_v1",

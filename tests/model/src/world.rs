@@ -9,6 +9,7 @@ use fencepost_support::{
     proxy::Proxy,
     row_lock::RowLock,
 };
+use futures_util::future::join_all;
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 
 use crate::{
@@ -105,19 +106,22 @@ impl World {
         load.stop().await
     }
 
-    /// Locks rows, one at a time, each for so many milliseconds.
+    /// Locks the row of each resource now and then, for so many milliseconds.
     async fn with_row_locks(
         &self,
         options: Options,
         hold: Range<u64>,
         time: Duration,
     ) -> Result<Load, Error> {
-        let mut rng = StdRng::seed_from_u64(options.seed);
+        let seeds = options.seed..;
         let load = Load::start(options).await?;
         let url = self.primary.url();
-        let locking = lock_rows(&url, load.names(), hold, &mut rng);
+        let locking =
+            load.names().iter().zip(seeds).map(|(name, seed)| {
+                lock_row(&url, name, hold.clone(), StdRng::seed_from_u64(seed))
+            });
         // It has no end of its own.
-        let _ = tokio::time::timeout(time, locking).await;
+        let _ = tokio::time::timeout(time, join_all(locking)).await;
         Ok(load)
     }
 
@@ -161,14 +165,13 @@ impl World {
     }
 }
 
-/// Locks the row of a random resource for a while, again and again.
-async fn lock_rows(url: &str, names: &[String], hold: Range<u64>, rng: &mut StdRng) {
+/// Locks the row of a resource for a while, again and again.
+async fn lock_row(url: &str, name: &str, hold: Range<u64>, mut rng: StdRng) {
     let observer = Client::connect(url).await.expect("the database answers");
     loop {
-        let name = &names[rng.random_range(0..names.len())];
         let there = "SELECT FROM fencepost.locks WHERE resource = $1";
         if observer
-            .query(there, &[name])
+            .query(there, &[&name])
             .await
             .is_ok_and(|rows| rows.len() == 1)
         {
