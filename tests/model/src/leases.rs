@@ -26,9 +26,10 @@
 //!
 //! An Acquire without an answer may have left a lease that nobody was told of:
 //! [`Resource::could_hold`] counts it in. So it does every Acquire of the client
-//! library, which may have sent several requests, and every one that took longer
-//! than its TTL: the server gives back a grant that is over when it learns of it, and
-//! asks anew.
+//! library, which may have sent several requests, every one that took longer than its
+//! TTL, and every one that was refused while something was at fault: the server gives
+//! back a grant that is over when it learns of it, or whose token is not above all that
+//! it knows of, and asks anew.
 
 mod could;
 mod over;
@@ -145,7 +146,10 @@ impl<'a> Resource<'a> {
                 lease.answers.push(op);
             }
             if let Call::Acquire { ttl, .. } = &op.call
-                && (op.is_unknown() || op.may_be_several())
+                && (op.is_unknown()
+                    || op.may_be_several()
+                    || matches!(op.outcome, Outcome::Held { .. })
+                        && history.faulty(op.sent, op.answered))
             {
                 let over = history.settled(op.answered).plus(*ttl);
                 let over = over.plus(history.limits.slack);

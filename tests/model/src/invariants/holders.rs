@@ -109,6 +109,17 @@ mod tests {
     }
 
     #[test]
+    fn a_refused_acquire_may_have_held_it_while_something_was_at_fault() {
+        let asked = op("a", acquire("1"), 100..200, held("c"));
+        let refused = op("b", acquire("2"), 110..150, held("a"));
+        let holder = op("c", acquire("3"), 0..5, lock(5));
+        let ops = [holder, refused, asked];
+        good_with(super::check, [forgotten(0..100)], ops.clone());
+        good_with(super::check, [fault(200..300)], ops.clone());
+        bad_with(super::check, [fault(201..300)], ops);
+    }
+
+    #[test]
     fn a_holder_that_was_or_may_have_been_granted_it_is_good() {
         good(
             super::check,
