@@ -225,6 +225,11 @@ impl Cluster {
         self.nodes[node].way_back()
     }
 
+    /// What each node logged.
+    pub(crate) fn logs(&self) -> impl Iterator<Item = (&'static str, Vec<String>)> {
+        self.nodes.iter().map(|node| (node.name, node.log()))
+    }
+
     async fn admin(&self, node: usize) -> Option<Client> {
         let at = self.nodes[node].postgres;
         let url = format!("postgres://postgres:{PASSWORD}@{at}/postgres");

@@ -20,6 +20,8 @@ const TEMPLATE: &str = include_str!("../../../deploy/patroni/patroni.yml");
 pub(crate) struct Node {
     pub(crate) name: &'static str,
     patroni: Option<Process>,
+    /// What the Patronis before this one logged.
+    earlier: Vec<String>,
     /// Patroni lets go of its Postgres, so that it outlives a Patroni that dies.
     _sweep: Sweep,
     directory: PrivateDirectory,
@@ -37,6 +39,7 @@ impl Node {
         let node = Self {
             name,
             patroni: None,
+            earlier: Vec::new(),
             frozen: Vec::new(),
             mark: 0,
             _sweep: Leash::of_those_in(&directory),
@@ -65,7 +68,7 @@ impl Node {
             // By this everything that it starts is found again.
             .current_dir(&*self.directory)
             .env("LC_ALL", "C");
-        self.mark = 0;
+        self.mark = self.log().len();
         self.patroni = Some(Process::start("patroni", &mut command, End::KillGroup));
     }
 
@@ -79,6 +82,7 @@ impl Node {
         }
         let patroni = self.patroni.take().expect("the node runs");
         patroni.wait_exit().await;
+        self.earlier.extend(patroni.log().lines());
         eventually("every process of the node has gone", async || {
             pids.iter().all(|pid| !is_alive(*pid)).then_some(())
         })
@@ -132,12 +136,11 @@ impl Node {
         }
     }
 
-    /// What Patroni and its Postgres logged since it was last started.
+    /// What Patroni and its Postgres logged.
     pub(crate) fn log(&self) -> Vec<String> {
-        let patroni = self.patroni.as_ref();
-        patroni
-            .map(|patroni| patroni.log().lines())
-            .unwrap_or_default()
+        let mut lines = self.earlier.clone();
+        lines.extend(self.patroni.iter().flat_map(|p| p.log().lines()));
+        lines
     }
 
     /// Panics when its Patroni has ended by itself.

@@ -1,6 +1,6 @@
 //! One cell: a mode, a route, and its rounds.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, fs, time::Duration};
 
 use fencepost_model::{
     Contradiction, Load, Options, default_directory,
@@ -107,7 +107,32 @@ pub(crate) async fn run(
     let mut history = load.stop().await?;
     history.ops.extend(held);
     history.ops.sort_by_key(|op| op.answered);
-    Ok(judge(mode, route, &history, &moments, errors(&servers)))
+    let cell = judge(mode, route, &history, &moments, errors(&servers));
+    if !cell.is_good() {
+        keep_logs(seed, &cluster, &servers);
+    }
+    Ok(cell)
+}
+
+/// Keeps what nodes and replicas logged, beside the history that contradicts itself.
+fn keep_logs(seed: u64, cluster: &Cluster, servers: &[Server]) {
+    let directory = default_directory().join(format!("{seed}.logs"));
+    let nodes = cluster
+        .logs()
+        .map(|(name, lines)| (format!("node-{name}.log"), lines));
+    let replicas = servers
+        .iter()
+        .enumerate()
+        .map(|(n, server)| (format!("replica-{n}.log"), server.logs()));
+    let saved = fs::create_dir_all(&directory).and_then(|()| {
+        nodes
+            .chain(replicas)
+            .try_for_each(|(name, lines)| fs::write(directory.join(name), lines.join("\n") + "\n"))
+    });
+    match saved {
+        Ok(()) => say(&format!("logs saved in {}", directory.display())),
+        Err(error) => say(&format!("cannot write {}: {error}", directory.display())),
+    }
 }
 
 /// Does it, waits until all is served again, and mends it. A leader that was frozen thaws
