@@ -27,6 +27,8 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Parser, ValueEnum};
 
+use crate::moments::Fault;
+
 #[derive(Debug, Parser)]
 #[command(
     name = "fencepost-patroni",
@@ -36,6 +38,10 @@ struct Args {
     /// For each mode and route.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
+
+    /// In every round; all in turn when not given.
+    #[arg(long)]
+    fault: Option<Fault>,
 
     /// How the cluster replicates; both when not given.
     #[arg(long)]
@@ -93,7 +99,7 @@ async fn main() -> ExitCode {
     for mode in &modes {
         for route in &routes {
             let seed = args.seed.unwrap_or_else(rand::random);
-            match run::run(*mode, *route, args.rounds, seed).await {
+            match run::run(*mode, *route, args.rounds, args.fault, seed).await {
                 Ok(cell) => cells.push(cell),
                 Err(error) => {
                     println!("patroni: {mode:?}, {route:?}: not measured: {error}");

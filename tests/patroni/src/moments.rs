@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use clap::ValueEnum;
 use fencepost_model::history::{Event, Time, What};
 
 use crate::Mode;
@@ -13,7 +14,7 @@ pub(crate) const STEADY: Duration = Duration::from_secs(3);
 const LAG: Duration = Duration::from_secs(2);
 
 /// What is done in a round.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Fault {
     Kill,
     Switchover,

@@ -74,6 +74,7 @@ pub(crate) async fn run(
     mode: Mode,
     route: Route,
     rounds: u16,
+    fault: Option<Fault>,
     seed: u64,
 ) -> Result<Cell, fencepost_model::Error> {
     say(&format!("{mode:?}, {route:?}: starting, seed {seed}"));
@@ -89,11 +90,13 @@ pub(crate) async fn run(
     let mut moments = Vec::new();
     for number in 0..rounds {
         sleep(STEADY).await;
-        let round = strike(&mut cluster, &load, &holders, Fault::of_round(number)).await;
+        let fault = fault.unwrap_or_else(|| Fault::of_round(number));
+        let round = strike(&mut cluster, &load, &holders, fault).await;
         say(&format!(
-            "{mode:?}, {route:?}: round {}: {}, committed after {:.1?}, served again after {:.1?}, {}",
+            "{mode:?}, {route:?}: round {}: {} at {:.1}s, committed after {:.1?}, served again after {:.1?}, {}",
             number + 1,
             round.fault.name(),
+            round.struck.since(Time(0)).as_secs_f64(),
             round.committed.since(round.struck),
             round.served.since(round.struck),
             round.way_back
