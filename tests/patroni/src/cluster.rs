@@ -19,7 +19,7 @@ use tokio::net::TcpStream;
 
 use crate::{
     Mode, Route,
-    node::{Node, fill, write},
+    node::{Node, WayBack, fill, write},
     programs::program,
     rest,
 };
@@ -122,14 +122,7 @@ impl Cluster {
 
     async fn is_whole(&self) -> Option<()> {
         let leader = self.leader().await?;
-        let cluster = rest::get(self.nodes[leader].rest, "/cluster")
-            .await
-            .ok()?
-            .json();
-        let members = cluster["members"].as_array()?;
-        let synchronous = members
-            .iter()
-            .any(|member| member["role"] == "sync_standby");
+        let members = self.settled_members(leader).await?;
         let admin = self.admin(leader).await?;
         let streaming = "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'
                             AND application_name IN ('a', 'b', 'c')";
@@ -141,10 +134,18 @@ impl Cluster {
             let standby: bool = admin.query_one(standby, &[]).await.ok()?.get(0);
             standby.then_some(())?;
         }
-        let whole = members.len() == NODES.len()
-            && streaming == 2
-            && (synchronous || self.mode == Mode::Asynchronous);
-        whole.then_some(())
+        (members == NODES.len() && streaming == 2).then_some(())
+    }
+
+    /// How many members there are, once one of them is what commits wait for, in
+    /// synchronous mode.
+    async fn settled_members(&self, leader: usize) -> Option<usize> {
+        let cluster = rest::get(self.nodes[leader].rest, "/cluster").await;
+        let cluster = cluster.ok()?.json();
+        let members = cluster["members"].as_array()?;
+        let mut roles = members.iter().map(|member| &member["role"]);
+        let settled = self.mode == Mode::Asynchronous || roles.any(|role| role == "sync_standby");
+        settled.then_some(members.len())
     }
 
     /// Hands the place of `leader` over in good order.
@@ -216,13 +217,23 @@ impl Cluster {
     }
 
     /// Brings a killed or frozen node back, and waits until the cluster is whole again.
-    pub(crate) async fn bring_back(&mut self, node: usize) -> &'static str {
-        match self.nodes[node].is_frozen() {
-            true => self.nodes[node].thaw(),
-            false => self.nodes[node].start(),
+    pub(crate) async fn bring_back(&mut self, node: usize) -> WayBack {
+        if self.nodes[node].is_frozen() {
+            // One that wakes up earlier may keep the new leader from naming its standby.
+            within(PATIENCE, "the failover is over", async || {
+                tokio::time::sleep(Duration::from_millis(200)).await;
+                self.settled_members(self.leader().await?).await
+            })
+            .await;
+            self.nodes[node].thaw();
+        } else {
+            self.nodes[node].start();
         }
         self.wait_whole().await;
-        self.nodes[node].way_back()
+        match self.leader().await {
+            Some(leader) if leader == node => WayBack::LedAgain,
+            _ => self.nodes[node].way_back(),
+        }
     }
 
     /// What each node logged.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use fencepost_model::history::{Event, Time, What};
 
-use crate::Mode;
+use crate::{Mode, node::WayBack};
 
 /// Under load before each fault, and after it.
 pub(crate) const STEADY: Duration = Duration::from_secs(3);
@@ -55,7 +55,7 @@ pub(crate) struct Moments {
     pub(crate) served: Time,
     /// When the node was back.
     pub(crate) whole: Time,
-    pub(crate) way_back: &'static str,
+    pub(crate) way_back: WayBack,
 }
 
 impl Moments {
@@ -76,22 +76,28 @@ impl Moments {
     /// what is sent after `whole` is judged in full, beside leases that were granted after
     /// it or before it all. A lease of the time between stays unproven to its end. The next
     /// round begins [`STEADY`] seconds later at the earliest, and excuses [`LAG`] of these.
-    pub(crate) fn excuse(&self, mode: Mode) -> Event {
-        let forgets = mode == Mode::Asynchronous && self.fault != Fault::Switchover;
-        if !forgets {
-            return Event {
-                from: self.from,
-                to: self.served,
-                what: What::Fault(self.fault.name().to_owned()),
-            };
-        }
+    ///
+    /// Synchronous, it commits nothing, and calls that it takes are in doubt until then. But
+    /// Patroni before 3.0.3 (`overwrites`) may make it the leader again, over the head of the
+    /// new one, whose commits are thrown away: then nothing is certain of a lease either.
+    pub(crate) fn excuse(&self, mode: Mode, overwrites: bool) -> Event {
+        let forgets = match mode {
+            Mode::Asynchronous => self.fault != Fault::Switchover,
+            Mode::Synchronous => overwrites && self.way_back == WayBack::LedAgain,
+        };
         Event {
-            from: self.from.minus(LAG),
+            from: match mode {
+                Mode::Asynchronous if forgets => self.from.minus(LAG),
+                _ => self.from,
+            },
             to: match self.fault {
                 Fault::Freeze => self.whole,
                 _ => self.served,
             },
-            what: What::LeasesForgotten,
+            what: match forgets {
+                true => What::LeasesForgotten,
+                false => What::Fault(self.fault.name().to_owned()),
+            },
         }
     }
 }
@@ -120,7 +126,7 @@ mod tests {
             committed: at(29.0),
             served: at(30.0),
             whole: at(40.0),
-            way_back: "rewound",
+            way_back: WayBack::Rewound,
         }
     }
 
@@ -157,7 +163,7 @@ mod tests {
                 grant("a", tokens[0], first),
                 grant("b", tokens[1], first + 0.1),
             ],
-            events: vec![freeze().excuse(Mode::Asynchronous)],
+            events: vec![freeze().excuse(Mode::Asynchronous, false)],
             ..History::default()
         };
         let violations = check(&history);
@@ -190,12 +196,26 @@ mod tests {
             fault: Fault::Kill,
             ..freeze()
         };
-        assert_eq!(kill.excuse(Mode::Asynchronous).to, kill.served);
-        for fault in [Fault::Freeze, Fault::Switchover] {
+        assert_eq!(kill.excuse(Mode::Asynchronous, false).to, kill.served);
+        for (fault, to) in [
+            (Fault::Freeze, kill.whole),
+            (Fault::Switchover, kill.served),
+        ] {
             let round = Moments { fault, ..freeze() };
-            let excuse = round.excuse(Mode::Synchronous);
-            assert_eq!((excuse.from, excuse.to), (round.from, round.served));
+            let excuse = round.excuse(Mode::Synchronous, true);
+            assert_eq!((excuse.from, excuse.to), (round.from, to));
             assert_eq!(excuse.what, What::Fault(fault.name().to_owned()));
         }
+    }
+
+    #[test]
+    fn a_leader_that_overwrote_the_next_is_excused_where_patroni_does_that() {
+        let round = Moments {
+            way_back: WayBack::LedAgain,
+            ..freeze()
+        };
+        let what = |overwrites| round.excuse(Mode::Synchronous, overwrites).what;
+        assert_eq!(what(true), What::LeasesForgotten);
+        assert_eq!(what(false), What::Fault("freeze".to_owned()));
     }
 }

@@ -15,6 +15,30 @@ use crate::programs::program;
 /// What users fill in themselves.
 const TEMPLATE: &str = include_str!("../../../deploy/patroni/patroni.yml");
 
+/// How a node came back after a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WayBack {
+    /// It was never away.
+    Stayed,
+    Followed,
+    Rewound,
+    Copied,
+    /// Its Patroni overwrote the leader's key, and the new leader had to go.
+    LedAgain,
+}
+
+impl WayBack {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Stayed => "stayed",
+            Self::Followed => "followed",
+            Self::Rewound => "rewound",
+            Self::Copied => "copied",
+            Self::LedAgain => "led again",
+        }
+    }
+}
+
 /// A node. Dropping it ends its processes and removes its files.
 #[derive(Debug)]
 pub(crate) struct Node {
@@ -123,16 +147,16 @@ impl Node {
         self.patroni.is_some() && !self.is_frozen()
     }
 
-    /// How it came back since it was last started or frozen.
-    pub(crate) fn way_back(&self) -> &'static str {
+    /// How it came back since it was last started or frozen, as a standby.
+    pub(crate) fn way_back(&self) -> WayBack {
         let lines = self.log();
         let said = |words: &str| lines[self.mark..].iter().any(|line| line.contains(words));
         if said("trying to bootstrap from leader") {
-            "copied"
+            WayBack::Copied
         } else if said("running pg_rewind") {
-            "rewound"
+            WayBack::Rewound
         } else {
-            "followed"
+            WayBack::Followed
         }
     }
 

@@ -17,6 +17,23 @@ pub(crate) fn missing() -> Vec<&'static str> {
     missing
 }
 
+/// Whether this Patroni is from before 3.0.3: with etcd's v3 API, a leader that was
+/// away for longer than its lease may write its name over that of the next.
+pub(crate) fn overwrites_leader() -> bool {
+    let version = program("patroni")
+        .arg("--version")
+        .current_dir("/")
+        .output();
+    let version = version.unwrap_or_else(|error| panic!("cannot run patroni: {error}"));
+    is_before_3_0_3(&String::from_utf8_lossy(&version.stdout))
+}
+
+fn is_before_3_0_3(version: &str) -> bool {
+    let number = version.split_whitespace().last().unwrap_or_default();
+    let numbers: Vec<u32> = number.split('.').map_while(|n| n.parse().ok()).collect();
+    !numbers.is_empty() && numbers < vec![3, 0, 3]
+}
+
 /// A program that is there, to be run as an account that is not root.
 pub(crate) fn program(name: &str) -> Command {
     let found = system::find_program(name);
@@ -30,4 +47,23 @@ pub(crate) fn program(name: &str) -> Command {
         }
     }
     command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_compared_by_number() {
+        assert!(is_before_3_0_3("patroni 3.0.2\n"));
+        assert!(is_before_3_0_3("patroni 2.1.10\n"));
+        for later in [
+            "patroni 3.0.3\n",
+            "patroni 3.0.10\n",
+            "patroni 4.1.0\n",
+            "nonsense",
+        ] {
+            assert!(!is_before_3_0_3(later), "{later}");
+        }
+    }
 }

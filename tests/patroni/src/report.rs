@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use crate::{
     moments::Fault,
+    node::WayBack,
     run::{Cell, Round},
 };
 
@@ -57,6 +58,14 @@ pub(crate) fn table(cells: &[Cell]) -> String {
             "{:?}, {:?}: {} calls, {} of them without an answer; tokens back: {}; contradictions: {}",
             cell.mode, cell.route, cell.calls, cell.unknown, cell.tokens_back, cell.violations
         );
+        let led_again = |round: &&Round| round.way_back == WayBack::LedAgain;
+        let led_again = cell.rounds.iter().filter(led_again).count();
+        if led_again > 0 {
+            let _ = writeln!(
+                text,
+                "    {led_again} times the leader that thawed led again, and the new one's commits are gone"
+            );
+        }
         for (message, count) in &cell.errors {
             let _ = writeln!(text, "    logged {count} times: {message}");
         }
@@ -92,7 +101,7 @@ fn cell(cell: &Cell) -> Value {
             "after_first_commit_seconds": round.after_commit.as_secs_f64(),
             "leases_kept": round.kept,
             "leases_lost": round.lost,
-            "way_back": round.way_back,
+            "way_back": round.way_back.name(),
         })
     };
     json!({

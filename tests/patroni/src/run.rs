@@ -17,6 +17,8 @@ use crate::{
     holders::Holders,
     measure,
     moments::{Fault, Moments, STEADY},
+    node::WayBack,
+    programs,
 };
 
 /// For how long standbys are cut off before a kill.
@@ -41,7 +43,7 @@ pub(crate) struct Round {
     /// Leases that were renewed before and after.
     pub(crate) kept: usize,
     /// How the node that was killed or frozen came back.
-    pub(crate) way_back: &'static str,
+    pub(crate) way_back: WayBack,
 }
 
 /// What came out of a mode and a route.
@@ -87,6 +89,7 @@ pub(crate) async fn run(
     options.register = Some(register.url());
     let load = Load::start(options).await?;
     let holders = Holders::start(&servers, HOLDERS, load.recorder());
+    let overwrites = programs::overwrites_leader();
     let mut moments = Vec::new();
     for number in 0..rounds {
         sleep(STEADY).await;
@@ -99,9 +102,9 @@ pub(crate) async fn run(
             round.struck.since(Time(0)).as_secs_f64(),
             round.committed.since(round.struck),
             round.served.since(round.struck),
-            round.way_back
+            round.way_back.name()
         ));
-        let Event { from, to, what } = round.excuse(mode);
+        let Event { from, to, what } = round.excuse(mode, overwrites);
         load.recorder().event(from, to, what);
         moments.push(round);
     }
@@ -183,7 +186,7 @@ async fn strike(cluster: &mut Cluster, load: &Load, holders: &Holders, fault: Fa
     let served = load.now();
     sleep(STEADY).await;
     let way_back = match fault {
-        Fault::Switchover => "stayed",
+        Fault::Switchover => WayBack::Stayed,
         _ => cluster.bring_back(leader).await,
     };
     Moments {
