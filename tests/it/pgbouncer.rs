@@ -16,9 +16,11 @@ use fencepost_support::{
     pgbouncer::PgBouncer,
     postgres::{Client, fresh_database},
     server,
+    wait::within,
 };
 use tokio::task::JoinSet;
 use tonic::Code;
+use tonic_health::pb::health_check_response::ServingStatus;
 
 use crate::{programs::expect_no_start, settings};
 
@@ -236,4 +238,79 @@ async fn a_server_that_is_not_told_of_the_pooler_does_not_start() {
         let told = Server::builder(&url).switch("--pgbouncer").start().await;
         told.wait_ready().await;
     }
+}
+
+/// Sessions that the pooler opens meanwhile stay read-only when the default is not
+/// any more.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_full_of_sessions_born_read_only_is_good_again_in_seconds() {
+    const POOL: u32 = 20;
+    let database = fresh_database().await;
+    let admin = database.client().await;
+    let pooler = PgBouncer::start(database.postgres().address(), POOL).await;
+    let url = pooler.url_of(database.name());
+    let server = Server::builder(&url).switch("--pgbouncer").start().await;
+    server.wait_ready().await;
+
+    let default = format!("ALTER DATABASE {} SET", database.name());
+    admin
+        .run(&format!(
+            "{default} default_transaction_read_only = on;
+             SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+              WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        ))
+        .await;
+    eventually("health says so", async || {
+        let health = server.health("").await;
+        (health == Some(ServingStatus::NotServing)).then_some(())
+    })
+    .await;
+    let mut client = server.client().await;
+    calls::acquire(&mut client, "a", "b", LONG)
+        .await
+        .expect_err("it is meant to be read-only");
+    // As many as the pooler may have, all at once.
+    let mut others = Vec::new();
+    while others.len() < POOL as usize - 4 {
+        if let Ok(other) = Client::connect(&url).await
+            && other.batch_execute("BEGIN").await.is_ok()
+        {
+            others.push(other);
+        }
+    }
+    admin
+        .run(&format!(
+            "SET default_transaction_read_only = off; {default} default_transaction_read_only = off"
+        ))
+        .await;
+    for other in others {
+        other.run("COMMIT").await;
+    }
+
+    within(Duration::from_secs(10), "all is granted", async || {
+        for _ in 0..5 {
+            let mut burst = JoinSet::new();
+            for n in 0..24 {
+                let mut client = client.clone();
+                burst.spawn(async move {
+                    calls::acquire(&mut client, &format!("lock {n}"), "b", LONG).await
+                });
+            }
+            if burst.join_all().await.iter().any(Result::is_err) {
+                return None;
+            }
+        }
+        Some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_the_pooler_cannot_find_is_named() {
+    let database = fresh_database().await;
+    let pooler = PgBouncer::start(database.postgres().address(), 2).await;
+    let no_such = Server::builder(&pooler.url_of("no_such_database")).switch("--pgbouncer");
+    let line = expect_no_start(no_such, 69).await;
+    assert!(line.contains("no_such_database"), "{line}");
+    assert!(!line.contains("--pgbouncer"), "{line}");
 }

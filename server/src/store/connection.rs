@@ -32,7 +32,11 @@ use tokio_postgres::{
 };
 use tokio_util::task::AbortOnDropHandle;
 
-use super::config::{DatabaseUrl, StoreConfig};
+use super::{
+    config::{DatabaseUrl, StoreConfig},
+    failure::is_refused_as_read_only,
+    pooled::PooledSessions,
+};
 use crate::telemetry::Chain;
 
 /// Where to connect, and with which settings: one entry for each host of the
@@ -50,6 +54,8 @@ pub(super) struct Hosts {
     limit: Duration,
     met: Mutex<Option<Met>>,
     let_go: Arc<Notify>,
+    /// Set behind a pooler, whose sessions outlive our connections.
+    pooled: Option<PooledSessions>,
 }
 
 /// The running Postgres that was met last.
@@ -85,6 +91,7 @@ impl Hosts {
             limit: config.limits.connect,
             met: Mutex::new(None),
             let_go: Arc::default(),
+            pooled: config.pgbouncer.then(PooledSessions::default),
         }
     }
 
@@ -148,7 +155,7 @@ impl Hosts {
         let first = self.preferred.load(Ordering::Relaxed);
         let begin = |tried: usize| async move {
             let index = (first + tried) % count;
-            (index, self.tls.connect(&self.hosts[index]).await)
+            (index, self.connect_to(&self.hosts[index]).await)
         };
         let mut attempts = FuturesUnordered::from_iter([begin(0)]);
         let mut begun = 1;
@@ -174,6 +181,21 @@ impl Hosts {
             if begun < count {
                 attempts.push(begin(begun));
                 begun += 1;
+            }
+        }
+    }
+}
+
+impl Hosts {
+    async fn connect_to(&self, host: &Config) -> Result<Connected, tokio_postgres::Error> {
+        loop {
+            match (self.tls.connect(host).await, &self.pooled) {
+                (Err(error), Some(pooled)) if is_refused_as_read_only(&error) => {
+                    if !pooled.end_read_only(host, &self.tls).await {
+                        return Err(error);
+                    }
+                }
+                (connected, _) => return connected,
             }
         }
     }

@@ -5,7 +5,7 @@
 //! connection, a server that goes away (classes 08 and 57) and a WARNING at
 //! commit (a wait for the standby that was cut short) leave it open.
 
-use std::error::Error as StdError;
+use std::{error::Error as StdError, io};
 
 use tokio_postgres::error::{Severity, SqlState};
 
@@ -145,7 +145,17 @@ pub(super) fn is_passing_conflict(error: &tokio_postgres::Error) -> bool {
 
 /// Whether a connection was refused for its start-up options, as PgBouncer does.
 pub(super) fn is_refused_option(error: &tokio_postgres::Error) -> bool {
-    error.code() == Some(&SqlState::PROTOCOL_VIOLATION)
+    error.as_db_error().is_some_and(|db| {
+        *db.code() == SqlState::PROTOCOL_VIOLATION && db.message().contains("startup parameter")
+    })
+}
+
+/// Whether a connection was given up by our own side, which wants to write.
+pub(super) fn is_refused_as_read_only(error: &tokio_postgres::Error) -> bool {
+    error
+        .source()
+        .and_then(|source| source.downcast_ref::<io::Error>())
+        .is_some_and(|io| io.kind() == io::ErrorKind::PermissionDenied)
 }
 
 /// Whether the schema has never been made in this database.

@@ -56,6 +56,7 @@ mod identity;
 mod lane;
 mod migrate;
 mod pool;
+mod pooled;
 mod probe;
 mod purge;
 mod release;
