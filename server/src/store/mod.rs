@@ -181,10 +181,12 @@ impl Store {
 
     /// Refuses to promise what a crash would make the database forget.
     fn check_durable(&self) -> Result<(), Outage> {
-        if *self.0.health.borrow() == Health::Unfit(Unfit::FsyncOff) {
-            return Err(Outage::Unavailable(Box::new(Because("fsync is off"))));
-        }
-        Ok(())
+        let why = match *self.0.health.borrow() {
+            Health::Unfit(Unfit::FsyncOff) => "fsync is off",
+            Health::Unfit(Unfit::Unlogged) => "a table is unlogged",
+            _ => return Ok(()),
+        };
+        Err(Outage::Unavailable(Box::new(Because(why))))
     }
 
     /// Takes no more work, and waits until what is under way is done, leases

@@ -35,6 +35,7 @@ pub(crate) enum Unfit {
     Unavailable,
     ReadOnly,
     FsyncOff,
+    Unlogged,
     /// It answers, but every statement of ours is overdue.
     Stalled,
 }
@@ -48,6 +49,9 @@ impl fmt::Display for Unfit {
                 "no statement comes to an end (a standby or a disk that does not answer?)"
             }
             Self::FsyncOff => "the database runs with fsync=off and would forget tokens in a crash",
+            Self::Unlogged => {
+                "a table or the sequence of the schema is UNLOGGED and would forget tokens in a crash"
+            }
         })
     }
 }
@@ -199,11 +203,18 @@ impl Inner {
             self.probes.read_only();
             return Err(self.pool.read_only());
         }
-        if !row::column::<bool>(row, "fsync")? && !self.config.allow_fsync_off {
-            if *self.health.borrow() != Health::Unfit(Unfit::FsyncOff) {
-                tracing::error!("locks cannot be taken: {}", Unfit::FsyncOff);
+        let forgets = if !row::column::<bool>(row, "fsync")? && !self.config.allow_fsync_off {
+            Some(Unfit::FsyncOff)
+        } else if row::column(row, "unlogged")? {
+            Some(Unfit::Unlogged)
+        } else {
+            None
+        };
+        if let Some(unfit) = forgets {
+            if *self.health.borrow() != Health::Unfit(unfit) {
+                tracing::error!("locks cannot be taken: {unfit}");
             }
-            return Ok(Health::Unfit(Unfit::FsyncOff));
+            return Ok(Health::Unfit(unfit));
         }
         if row::column::<Option<bool>>(row, "identity_holds")? != Some(true) {
             self.leap(Need::since(sent), deadline).await?;

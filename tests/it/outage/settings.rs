@@ -47,6 +47,25 @@ async fn fsync_turned_off_under_the_server_and_on_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_table_made_unlogged_and_logged_again() {
+    let database = fresh_database().await;
+    let mut patient = Patient::new(Server::start(&database.url()).await).await;
+    let admin = database.client().await;
+    for table in ["locks", "identity"] {
+        let changed = Instant::now();
+        admin
+            .run(&format!("ALTER TABLE fencepost.{table} SET UNLOGGED"))
+            .await;
+        patient.falls_ill("unlogged", changed).await;
+        let back = Instant::now();
+        admin
+            .run(&format!("ALTER TABLE fencepost.{table} SET LOGGED"))
+            .await;
+        patient.recovers("unlogged", back).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_lock_table_renamed_away_and_back() {
     let database = fresh_database().await;
     let mut patient = Patient::new(Server::start(&database.url()).await).await;
