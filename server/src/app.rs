@@ -80,6 +80,7 @@ impl AppError {
                 | MigrateError::NotUtf8(_)
                 | MigrateError::FsyncOff
                 | MigrateError::NoSchema
+                | MigrateError::Strangers(_)
                 | MigrateError::Pooler => CONFIGURATION,
                 MigrateError::Away(_)
                 | MigrateError::ReadOnly

@@ -133,6 +133,54 @@ async fn a_database_without_fsync_is_78_unless_it_is_a_toy() {
     calls::granted(&mut toy.client().await, "a", "b", ttl).await;
 }
 
+/// The owner of the schema, or of a function in it, says what it does.
+#[tokio::test]
+async fn a_schema_of_another_role_is_78() {
+    let database = fresh_database().await;
+    let (admin, name) = (database.client().await, database.name());
+    let of = |role: &str| {
+        let url = database
+            .url()
+            .replace("postgres@", &format!("{role}_{name}@"));
+        assert!(url.contains(role), "{url}");
+        Server::builder(&url)
+    };
+    let refused = async |builder: server::Builder, what: &str| {
+        for builder in [builder.clone(), builder.switch("migrate")] {
+            let line = expect_no_start(builder, CONFIGURATION).await;
+            assert!(line.contains(what), "{line}");
+            assert!(line.contains(&format!("stranger_{name}")), "{line}");
+        }
+    };
+    admin
+        .run(&format!(
+            "CREATE ROLE server_{name} LOGIN; CREATE ROLE stranger_{name}; CREATE ROLE member_{name} LOGIN IN ROLE server_{name};
+             GRANT CREATE ON DATABASE {name} TO server_{name};
+             CREATE SCHEMA fencepost AUTHORIZATION stranger_{name}; GRANT ALL ON SCHEMA fencepost TO server_{name}"
+        ))
+        .await;
+    refused(of("server"), "schema fencepost").await;
+    // Superusers may do all, and so would the stranger's code.
+    refused(Server::builder(&database.url()), "schema fencepost").await;
+    let tables = "SELECT count(*) FROM pg_class WHERE relnamespace = 'fencepost'::regnamespace";
+    assert_eq!(admin.value::<i64>(tables).await, 0, "nothing was made");
+
+    admin.run("DROP SCHEMA fencepost").await;
+    of("server").start().await.wait_ready().await;
+    of("member").start().await.wait_ready().await;
+    admin
+        .run(&format!(
+            "ALTER FUNCTION fencepost.release_v1(text, text, bigint) OWNER TO stranger_{name}"
+        ))
+        .await;
+    refused(of("server"), "function release_v1").await;
+    // Who owns the database is trusted with all that is in it.
+    admin
+        .run(&format!("ALTER DATABASE {name} OWNER TO stranger_{name}"))
+        .await;
+    of("server").start().await.wait_ready().await;
+}
+
 #[tokio::test]
 async fn a_port_that_is_taken_is_78_and_named() {
     let database = fresh_database().await;

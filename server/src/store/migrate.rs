@@ -52,11 +52,16 @@ pub(crate) enum MigrateError {
     )]
     FsyncOff,
     #[error("the schema could not be migrated")]
-    Failed(#[source] tokio_postgres::Error),
+    Failed(#[from] tokio_postgres::Error),
     #[error(
         "a pooler keeps our settings from the database: give --pgbouncer, or connect without a pooler"
     )]
     Pooler,
+    #[error(
+        "the schema \"fencepost\" belongs to another role, in whole or in part: {0}. Its owner could put code \
+         into it that we would run: connect as that role, or drop what is not yours"
+    )]
+    Strangers(String),
     #[error("the database did not answer in time")]
     TimedOut,
     #[error("another replica's migration did not end in time")]
@@ -95,6 +100,7 @@ pub(crate) async fn migrate(
         .await
         .map_err(|_| MigrateError::TimedOut)??;
     if schema == Schema::Expect {
+        refuse_strangers(&connection.client).await?;
         return match version(&connection.client).await {
             Ok(0) => Err(MigrateError::NoSchema),
             Ok(version) => Ok((version, version)),
@@ -168,6 +174,7 @@ fn fit(version: i32) -> Result<Fit, MigrateError> {
 /// One try. None when another replica is at it, or a table stayed locked.
 async fn try_migrate(client: &Client) -> Result<Option<(i32, i32)>, MigrateError> {
     let latest = MIGRATIONS.last().map_or(0, |(version, ..)| *version);
+    refuse_strangers(client).await?;
     let found = match version(client).await {
         Ok(found) => found,
         Err(error) if is_passing_conflict(&error) => return Ok(None),
@@ -181,18 +188,27 @@ async fn try_migrate(client: &Client) -> Result<Option<(i32, i32)>, MigrateError
         Err(error) => {
             // Ends the failed transaction; its own failure changes nothing.
             let _ = client.batch_execute("ROLLBACK").await;
-            if is_passing_conflict(&error) {
-                Ok(None)
-            } else {
-                Err(MigrateError::Failed(error))
+            match error {
+                MigrateError::Failed(error) if is_passing_conflict(&error) => Ok(None),
+                other => Err(other),
             }
         }
     }
 }
 
+/// Before anything of the schema is used: a view or a trigger would do to run
+/// another's code.
+async fn refuse_strangers(client: &Client) -> Result<(), MigrateError> {
+    match single(client, statement::STRANGERS.sql).await {
+        Ok(None) => Ok(()),
+        Ok(Some(what)) => Err(MigrateError::Strangers(what)),
+        Err(error) => Err(MigrateError::Failed(error)),
+    }
+}
+
 /// Simple queries throughout: they need no session state, so that PgBouncer
 /// may stand in between.
-async fn apply(client: &Client, latest: i32) -> Result<Option<(i32, i32)>, tokio_postgres::Error> {
+async fn apply(client: &Client, latest: i32) -> Result<Option<(i32, i32)>, MigrateError> {
     client
         .batch_execute(
             "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '1s'; \
@@ -217,6 +233,8 @@ async fn apply(client: &Client, latest: i32) -> Result<Option<(i32, i32)>, tokio
                  applied_at timestamptz NOT NULL DEFAULT clock_timestamp())",
         )
         .await?;
+    // Somebody may have made them meanwhile.
+    refuse_strangers(client).await?;
     let found = current_version(client).await?;
     for (version, name, sql) in MIGRATIONS.iter().filter(|(version, ..)| *version > found) {
         client.batch_execute(sql).await?;

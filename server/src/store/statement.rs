@@ -47,6 +47,7 @@ statements! {
     POSITION = "position" [];
     PROBE = "probe" [];
     CHECK = "check" [];
+    STRANGERS = "strangers" [];
 }
 
 /// What is counted of each statement, by its name; the same for all pools.
