@@ -38,6 +38,11 @@
 -- Nothing cuts off a transaction that was prepared (PREPARE TRANSACTION): it keeps
 -- the row until COMMIT or ROLLBACK PREPARED, and no other holder gets in.
 --
+-- DURABILITY. A transaction that admits commits with synchronous_commit, whatever
+-- the session, a function around it or a later SET LOCAL says: a token that a crash
+-- forgets would let an older one in. One thing gets around it: SET CONSTRAINTS ALL
+-- IMMEDIATE, and SET LOCAL synchronous_commit = off after that.
+--
 -- PRIVILEGES. The role that installs needs CREATE on the database, owns the schema,
 -- and grants. Nobody else has any privilege at first, whatever is given by default.
 --     a writer:    GRANT USAGE ON SCHEMA fence TO writer;
@@ -174,6 +179,27 @@ BEGIN
                       HINT = 'A newer holder has taken over. Stop working: this token is never admitted again.',
                       SCHEMA = 'fence', TABLE = 'tokens';
         END IF;
+    END IF;
+END $$;
+
+-- Internal: at commit, what admit has set may be undone, by a SET LOCAL that came
+-- later or by a function around it that has a SET of its own.
+CREATE OR REPLACE FUNCTION fence.commit_durably() RETURNS trigger
+LANGUAGE plpgsql VOLATILE SECURITY INVOKER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF current_setting('synchronous_commit') = 'off' THEN
+        PERFORM set_config('synchronous_commit', 'on', true);
+    END IF;
+    RETURN NULL;
+END $$;
+
+DO $$
+BEGIN
+    -- It locks writers out, so only when it is not there.
+    IF NOT EXISTS (SELECT FROM pg_catalog.pg_trigger
+                    WHERE tgrelid = 'fence.tokens'::regclass AND tgname = 'commit_durably') THEN
+        CREATE CONSTRAINT TRIGGER commit_durably AFTER INSERT OR UPDATE ON fence.tokens
+            DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION fence.commit_durably();
     END IF;
 END $$;
 
@@ -329,7 +355,8 @@ BEGIN
         -- admit that refuses and counts, so that only who may admit rings the alarm.
         IF shown IS NULL AND NEW.fencing_token > 0 AND NEW.fencing_token IS DISTINCT FROM OLD.fencing_token
            AND NEW.fencing_token < (SELECT c.token FROM fence.check(new_resource) AS c) THEN
-            PERFORM fence.admit(new_resource, NEW.fencing_token);
+            -- A column of another type is compared all the same.
+            PERFORM fence.admit(new_resource, NEW.fencing_token::bigint);
         END IF;
         IF shown IS NULL OR NEW.fencing_token IS DISTINCT FROM shown THEN
             RAISE EXCEPTION 'a guarded row was written without a fencing token of its transaction'
@@ -401,7 +428,8 @@ END $$;
 REVOKE ALL ON SCHEMA fence FROM PUBLIC;
 REVOKE ALL ON TABLE fence.tokens FROM PUBLIC;
 REVOKE ALL ON SEQUENCE fence.rejections FROM PUBLIC;
-REVOKE ALL ON FUNCTION fence.admit(text, bigint), fence.reset(text), fence.reset(text, bigint) FROM PUBLIC;
+REVOKE ALL ON FUNCTION fence.admit(text, bigint), fence.reset(text), fence.reset(text, bigint),
+    fence.commit_durably() FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION fence.check(text), fence.rejected_total(), fence.admitted(text),
     fence.count_rejection(text), fence.guard() TO PUBLIC;
 

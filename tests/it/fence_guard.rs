@@ -237,3 +237,23 @@ async fn a_guard_that_is_not_set_up_rightly_lets_nothing_pass() {
         assert_eq!(answer, "0A000", "{trigger}");
     }
 }
+
+/// The kit asks for bigint; numeric is compared like it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_in_a_numeric_column_is_judged_like_any() {
+    let database = fenced().await;
+    let client = database.client().await;
+    client
+        .run(
+            "CREATE TABLE sums (id int, fencing_token numeric NOT NULL DEFAULT 0);
+             CREATE TRIGGER fence_guard AFTER INSERT OR UPDATE OR DELETE ON sums
+                FOR EACH ROW EXECUTE FUNCTION fence.guard('sums');
+             BEGIN; SELECT fence.admit('sums', 7); INSERT INTO sums VALUES (1, 7); COMMIT",
+        )
+        .await;
+    let update = |token: &str| format!("UPDATE sums SET fencing_token = {token}");
+    assert_eq!(case(&client, &[], &update("6")).await, STALE);
+    assert_eq!(case(&client, &[], &update("6.5")).await, UNSHOWN);
+    assert_eq!(case(&client, &[("sums", 8)], &update("7.5")).await, UNSHOWN);
+    assert_eq!(case(&client, &[("sums", 8)], &update("8")).await, OK);
+}

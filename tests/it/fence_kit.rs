@@ -124,6 +124,39 @@ async fn an_admit_commits_durably() {
     assert_eq!((during.as_str(), after.as_str()), ("on", "off"));
 }
 
+/// At commit it is durable too, whatever comes around the admit or after it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_undoes_the_setting_of_an_admit_is_undone_at_commit() {
+    let database = fenced().await;
+    let client = database.client().await;
+    // Deferred triggers run in the order of what they follow.
+    client
+        .run(
+            "CREATE TABLE work (n int); CREATE TABLE seen (setting text);
+             CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                 INSERT INTO seen VALUES (current_setting('synchronous_commit')); RETURN NULL; END $$;
+             CREATE CONSTRAINT TRIGGER note AFTER INSERT ON work DEFERRABLE INITIALLY DEFERRED
+                 FOR EACH ROW EXECUTE FUNCTION note();
+             CREATE FUNCTION show(t bigint) RETURNS void LANGUAGE plpgsql SET synchronous_commit = off AS $$
+                 BEGIN PERFORM fence.admit('r', t); END $$",
+        )
+        .await;
+    for transaction in [
+        "SET synchronous_commit = off; BEGIN; SELECT show(7)",
+        "SET synchronous_commit = on; BEGIN; SELECT fence.admit('r', 8); SET LOCAL synchronous_commit = off",
+        "SET synchronous_commit = off; BEGIN; SELECT show(8)",
+        "SET synchronous_commit = local; BEGIN; SELECT fence.admit('r', 9)",
+    ] {
+        client
+            .run(&format!(
+                "{transaction}; INSERT INTO work VALUES (1); COMMIT"
+            ))
+            .await;
+    }
+    let seen: Vec<String> = client.value("SELECT array_agg(setting) FROM seen").await;
+    assert_eq!(seen, ["on", "on", "on", "local"]);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_name_of_another_collation_is_compared_like_any() {
     let database = fenced().await;
