@@ -11,7 +11,7 @@ use std::{
 };
 
 use fencepost_support::{
-    Postgres, Server, calls,
+    Postgres, Server, calls, eventually,
     history::{Held, History, deadline},
     pgbouncer::PgBouncer,
     postgres::{Client, fresh_database},

@@ -143,7 +143,8 @@ pub(super) fn is_passing_conflict(error: &tokio_postgres::Error) -> bool {
     )
 }
 
-/// Whether a connection was refused for its start-up options, as PgBouncer does.
+/// Whether a connection was refused for its start-up options, as PgBouncer does. It
+/// has one SQLSTATE for all that it refuses, a database that is not there included.
 pub(super) fn is_refused_option(error: &tokio_postgres::Error) -> bool {
     error.as_db_error().is_some_and(|db| {
         *db.code() == SqlState::PROTOCOL_VIOLATION && db.message().contains("startup parameter")
