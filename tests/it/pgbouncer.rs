@@ -70,7 +70,7 @@ async fn contend(
 /// Grants so far after `start`.
 async fn wait_for_grants(history: &History, count: usize) {
     let start = history.len();
-    fencepost_support::eventually("locks are granted", async || {
+    eventually("locks are granted", async || {
         (history.len() >= start + count).then_some(())
     })
     .await;
