@@ -49,8 +49,8 @@ test-postgres-%: $(TOOLS)/postgres-$$(POSTGRES_$$*)/.installed
 	FENCEPOST_TEST_POSTGRES=$(abspath $(TOOLS))/postgres-$(POSTGRES_$*)/postgres/bin \
 		RUST_TEST_THREADS=$${RUST_TEST_THREADS:-4} cargo test --test it -- $(LEFT_OUT:%=--skip %)
 
-# The seeds are 1, 2, …, the timing is the machine's.
-mutants: ## Break the server on purpose, one rule at a time, and see the model notice (ARGS=NAME)
+# Words of a name pick. The seeds are 1, 2, …, the timing is the machine's.
+mutants: ## Break the server on purpose, one rule at a time, and see the model notice (ARGS='token ignored', --list)
 	@deploy/setup.sh test
 	cargo build -p fencepost-server -p fencepost-model
 	@exec $(BIN)/fencepost-model mutants $(ARGS)

@@ -63,8 +63,12 @@ enum Command {
     /// Break the server on purpose, one rule at a time, and see what notices. Starts
     /// databases and replicas of its own.
     Mutants {
-        /// Only those with this in their name.
-        name: Option<String>,
+        /// Only those with all these words in their name.
+        words: Vec<String>,
+
+        /// Only say which there are.
+        #[arg(long)]
+        list: bool,
 
         /// How many seeds are tried until one shows it; of what is not broken, half as
         /// many.
@@ -130,14 +134,37 @@ async fn run(command: Command) -> Result<ExitCode, Failure> {
             }
         }
         Command::Mutants {
-            name,
+            words,
+            list,
             seeds,
             seconds,
         } => {
-            return mutants(name.as_deref(), seeds, Duration::from_secs(seconds)).await;
+            let is_meant = |mutant: &&Mutant| words.iter().all(|word| mutant.name.contains(word));
+            let chosen: Vec<_> = MUTANTS.iter().filter(is_meant).collect();
+            if chosen.is_empty() {
+                println!(
+                    "fencepost-model: no mutant has \"{}\" in its name; there are:",
+                    words.join(" ")
+                );
+                names(MUTANTS);
+                return Ok(ExitCode::from(64));
+            }
+            if list {
+                names(chosen);
+                return Ok(ExitCode::SUCCESS);
+            }
+            return mutants(&chosen, seeds, Duration::from_secs(seconds)).await;
         }
         Command::Check { file } => {
-            let history = History::load(BufReader::new(File::open(file)?))?;
+            let opened = match File::open(&file) {
+                Ok(opened) => opened,
+                Err(error) => {
+                    println!("fencepost-model: {}: {error}", file.display());
+                    return Ok(ExitCode::from(66));
+                }
+            };
+            let history = History::load(BufReader::new(opened))
+                .map_err(|error| format!("{}: {error}", file.display()))?;
             println!("{}", Summary::of(&history));
             let violations = check(&history);
             for violation in &violations {
@@ -152,11 +179,17 @@ async fn run(command: Command) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Shows which there are.
+fn names<'a>(mutants: impl IntoIterator<Item = &'a Mutant>) {
+    for mutant in mutants {
+        println!("{}", mutant.name);
+    }
+}
+
 /// Runs each until one of its invariants catches it; what is sound, none ever must.
-async fn mutants(only: Option<&str>, seeds: u64, time: Duration) -> Result<ExitCode, Failure> {
+async fn mutants(chosen: &[&Mutant], seeds: u64, time: Duration) -> Result<ExitCode, Failure> {
     let mut code = ExitCode::SUCCESS;
-    let chosen = |mutant: &&Mutant| only.is_none_or(|part| mutant.name.contains(part));
-    for mutant in MUTANTS.iter().filter(chosen) {
+    for mutant in chosen {
         let mut caught = None;
         let seeds = if mutant.is_sound() {
             seeds.div_ceil(2)
