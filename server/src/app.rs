@@ -27,7 +27,8 @@ use crate::{
     service::{self, Locks, health},
     shutdown::{Signal, Signals},
     store::{self, AdvanceError, Advanced, DatabaseUrl, MigrateError, Schema, Store, StoreConfig},
-    telemetry::Chain,
+    telemetry::{Chain, LostLines},
+    trace::Tracer,
 };
 
 /// sysexits(3).
@@ -51,6 +52,8 @@ pub(crate) enum AppError {
     Listen(&'static str, std::net::SocketAddr, #[source] std::io::Error),
     #[error("signals cannot be watched")]
     Signals(#[source] std::io::Error),
+    #[error("traces cannot be exported")]
+    Traces(#[from] opentelemetry_otlp::ExporterBuildError),
     #[error("the store cannot be set up")]
     Store(#[from] crate::lock::Outage),
     #[error("the private Postgres has ended; a new start starts it again")]
@@ -63,7 +66,7 @@ impl AppError {
     /// sysexits(3), as the manual lists them.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
-            Self::DatabaseUrl(_) | Self::Listen(..) => CONFIGURATION,
+            Self::DatabaseUrl(_) | Self::Listen(..) | Self::Traces(_) => CONFIGURATION,
             Self::PrivatePostgres(error) => match error {
                 PrivatePostgresError::NotInstalled
                 | PrivatePostgresError::VersionNotInstalled { .. }
@@ -172,7 +175,7 @@ pub(crate) async fn advance_tokens(
     force: bool,
 ) -> Result<Advanced, AppError> {
     let database = Database::open(config.database, &config.store, Schema::Expect).await?;
-    let store = Store::new(&database.url, config.store, Metrics::new().store)?;
+    let store = Store::new(&database.url, config.store, Metrics::new(0).store)?;
     let advanced = store.advance_tokens(at_least, force).await;
     store.drain().await;
     database.close().await;
@@ -180,10 +183,10 @@ pub(crate) async fn advance_tokens(
 }
 
 /// Serves until a signal, then drains.
-pub(crate) async fn serve(config: Config) -> Result<(), AppError> {
+pub(crate) async fn serve(config: Config, lost_lines: LostLines) -> Result<(), AppError> {
     // Signals first: a start that hangs can be ended like a server.
     let mut signals = Signals::new().map_err(AppError::Signals)?;
-    let mut start = pin!(Server::start(config));
+    let mut start = pin!(Server::start(config, lost_lines));
     let mut server = tokio::select! {
         started = &mut start => started?,
         signal = signals.next() => {
@@ -220,6 +223,7 @@ pub(crate) async fn serve(config: Config) -> Result<(), AppError> {
             })
         }
     };
+    server.tracer.stop().await;
     server.database.close().await;
     ended
 }
@@ -230,6 +234,7 @@ const PRIVATE_POSTGRES: &str = "private postgres";
 struct Server {
     drain_config: DrainConfig,
     database: Database,
+    tracer: Tracer,
     store: Store,
     /// Each ends with its name, so that a log can say which one it was.
     tasks: JoinSet<&'static str>,
@@ -240,7 +245,7 @@ struct Server {
 }
 
 impl Server {
-    async fn start(config: Config) -> Result<Self, AppError> {
+    async fn start(config: Config, lost_lines: LostLines) -> Result<Self, AppError> {
         let listener = bind("--listen", config.listen).await?;
         let http_listener = bind("--http-listen", config.http_listen).await?;
         let health_listener = match config.health_listen {
@@ -249,7 +254,8 @@ impl Server {
         };
         let database = Database::open(config.database, &config.store, Schema::Migrate).await?;
         let retention = config.store.purge_retention;
-        let metrics = Metrics::new();
+        let tracer = Tracer::start(config.traces.as_ref())?;
+        let metrics = Metrics::new(config.metrics_prefixes);
         let store = Store::new(&database.url, config.store, metrics.store.clone())?;
 
         let calls = TaskTracker::new();
@@ -300,6 +306,7 @@ impl Server {
             move || {
                 store.measure();
                 keep_alive.measure();
+                metrics.logs.lost(&lost_lines);
                 metrics.ready.set(health.is_ready().into());
                 metrics.text()
             }
@@ -314,6 +321,7 @@ impl Server {
             locks,
             health,
             metrics,
+            tracer.clone(),
             calls.clone(),
             closing.clone(),
         );
@@ -322,6 +330,7 @@ impl Server {
         Ok(Self {
             drain_config: config.drain,
             database,
+            tracer,
             store,
             tasks,
             calls,

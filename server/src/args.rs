@@ -131,6 +131,31 @@ pub(crate) struct ServeArgs {
     /// delay.
     #[arg(long, env = "FENCEPOST_DRAIN_TIMEOUT", default_value = "25s", value_parser = humantime::parse_duration)]
     pub(crate) drain_timeout: Duration,
+
+    /// Tell this many prefixes of resources apart in metrics: what comes before the
+    /// first / or . of the name. They are shown to whoever reads the metrics.
+    #[arg(long, env = "FENCEPOST_METRICS_PREFIXES", default_value = "0", value_name = "N",
+          value_parser = clap::value_parser!(u16).range(..=1000))]
+    pub(crate) metrics_prefixes: u16,
+
+    /// Export traces by OTLP over gRPC to a collector, such as http://127.0.0.1:4317.
+    /// Unset: none.
+    #[arg(long, env = "FENCEPOST_OTLP_ENDPOINT", value_name = "URL")]
+    pub(crate) otlp_endpoint: Option<String>,
+
+    /// How many of the calls are traced, from 0 to 1, whose callers do not say it
+    /// themselves.
+    #[arg(
+        long,
+        env = "FENCEPOST_OTLP_SAMPLE_RATIO",
+        default_value = "1",
+        value_name = "RATIO"
+    )]
+    pub(crate) otlp_sample_ratio: f64,
+
+    /// Tell in the log, as JSON, who acquired, released and lost what.
+    #[arg(long, env = "FENCEPOST_AUDIT_LOG", value_parser = BoolishValueParser::new())]
+    pub(crate) audit_log: bool,
 }
 
 /// Of the port of --listen.

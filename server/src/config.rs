@@ -12,6 +12,7 @@ use crate::{
     service::{self, ServiceConfig},
     store::{BadDatabaseUrl, DatabaseUrl, Limits, StoreConfig},
     tls::{Tls, TlsFiles},
+    trace::TraceConfig,
 };
 
 /// The configuration of a server.
@@ -25,6 +26,10 @@ pub(crate) struct Config {
     pub(crate) database: DatabaseSource,
     pub(crate) store: StoreConfig,
     pub(crate) drain: DrainConfig,
+    /// How many prefixes of resources the metrics tell apart.
+    pub(crate) metrics_prefixes: usize,
+    /// Where traces go, if anywhere.
+    pub(crate) traces: Option<TraceConfig>,
 }
 
 /// How the server stops.
@@ -78,6 +83,10 @@ pub(crate) enum ConfigError {
         "--purge-retention must be at least 1m, ten times --request-timeout (5s unless given), and at most ten years"
     )]
     PurgeRetention,
+    #[error("--otlp-endpoint must be http://host:port")]
+    OtlpEndpoint,
+    #[error("--otlp-sample-ratio must be 0 to 1")]
+    OtlpSampleRatio,
     #[error("--drain-timeout (25s unless given) must be above --drain-delay")]
     DrainTimeout,
 }
@@ -124,6 +133,14 @@ impl Config {
             None => listener_tls(tls, serve.listen)?,
             Some(_) => None,
         };
+        if !(0.0..=1.0).contains(&serve.otlp_sample_ratio) {
+            return Err(ConfigError::OtlpSampleRatio);
+        }
+        let traces = serve
+            .otlp_endpoint
+            .filter(|endpoint| !endpoint.is_empty())
+            .map(|endpoint| traces(endpoint, serve.otlp_sample_ratio))
+            .transpose()?;
         let source = database_source(
             database.database_url,
             database.database_url_file,
@@ -164,6 +181,8 @@ impl Config {
                 delay: serve.drain_delay,
                 timeout: serve.drain_timeout,
             },
+            metrics_prefixes: serve.metrics_prefixes.into(),
+            traces,
         })
     }
 }
@@ -188,6 +207,17 @@ fn listener_tls(args: TlsArgs, listen: SocketAddr) -> Result<Option<Arc<Tls>>, C
         (None, None) => Err(ConfigError::Plaintext),
         _ => Err(ConfigError::HalfAnIdentity),
     }
+}
+
+/// No credentials: they would be in the process list.
+fn traces(endpoint: String, ratio: f64) -> Result<TraceConfig, ConfigError> {
+    let uri: http::Uri = endpoint.parse().map_err(|_| ConfigError::OtlpEndpoint)?;
+    let is_plain = uri.scheme_str() == Some("http") && matches!(uri.path(), "" | "/");
+    let is_bare = uri.authority().is_some_and(|at| !at.as_str().contains('@'));
+    if !(is_plain && is_bare && uri.query().is_none()) {
+        return Err(ConfigError::OtlpEndpoint);
+    }
+    Ok(TraceConfig { endpoint, ratio })
 }
 
 /// The first of these that is set: the URL, the file, the data directory, plain

@@ -7,6 +7,7 @@
 
 mod app;
 mod args;
+mod caller;
 mod census;
 mod clock;
 mod config;
@@ -21,6 +22,7 @@ mod shutdown;
 mod store;
 mod telemetry;
 mod tls;
+mod trace;
 
 use std::{process::ExitCode, time::Duration};
 
@@ -30,7 +32,7 @@ use crate::{
     app::{AppError, BUG, CONFIGURATION, USAGE},
     args::{Cli, Command, Environment},
     config::Config,
-    telemetry::Chain,
+    telemetry::{Chain, LostLines},
 };
 
 fn main() -> ExitCode {
@@ -47,7 +49,7 @@ fn main() -> ExitCode {
             return code;
         }
     };
-    let _log = telemetry::init(cli.log_format, &cli.log);
+    let (_logs, lost_lines) = telemetry::init(cli.log_format, &cli.log, cli.serve.audit_log);
     let command = cli.command.clone();
     let config = match Config::new(cli, Environment::read()) {
         Ok(config) => config,
@@ -66,7 +68,7 @@ fn main() -> ExitCode {
             return ExitCode::from(BUG);
         }
     };
-    let ended = runtime.block_on(run(command, config));
+    let ended = runtime.block_on(run(command, config, lost_lines));
     // What still runs belongs to connections that were given up on.
     runtime.shutdown_timeout(Duration::from_millis(100));
     match ended {
@@ -78,9 +80,13 @@ fn main() -> ExitCode {
     }
 }
 
-async fn run(command: Option<Command>, config: Config) -> Result<(), AppError> {
+async fn run(
+    command: Option<Command>,
+    config: Config,
+    lost_lines: LostLines,
+) -> Result<(), AppError> {
     match command {
-        None => app::serve(config).await,
+        None => app::serve(config, lost_lines).await,
         Some(Command::Migrate) => app::migrate(config).await,
         Some(Command::AdvanceTokens { at_least, force }) => {
             let advanced = app::advance_tokens(config, at_least, force).await?;

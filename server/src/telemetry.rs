@@ -1,4 +1,5 @@
-//! Logs, on standard error: text for people, or one JSON object a line.
+//! Logs, on standard error: text for people, or one JSON object a line. The audit log
+//! beside them is always the latter.
 
 use std::{
     error::Error as StdError,
@@ -7,9 +8,15 @@ use std::{
     time::Duration,
 };
 
-use tracing_appender::non_blocking::WorkerGuard;
-
-use tracing_subscriber::{EnvFilter, filter::ParseError};
+use tracing::{Level, Metadata};
+use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
+use tracing_subscriber::{
+    EnvFilter, Layer as _,
+    filter::{FilterExt as _, ParseError, filter_fn},
+    fmt::layer,
+    layer::SubscriberExt as _,
+    util::SubscriberInitExt as _,
+};
 
 use crate::clock::Moment;
 
@@ -25,26 +32,74 @@ pub(crate) fn check_filter(filter: &str) -> Result<String, ParseError> {
     EnvFilter::try_new(filter).map(|_| filter.to_owned())
 }
 
-/// Starts logging, with a filter that was checked. The log ends with the guard.
-///
+/// The target of the events of the audit log, which the other does not have.
+pub(crate) const AUDIT: &str = "audit";
+
+fn is_audit(of: &Metadata<'_>) -> bool {
+    of.target() == AUDIT
+}
+
+/// The driver repeats every parameter below this level, request ids among them.
+/// Whatever the filter asks for, that is not logged.
+fn tells_too_much(of: &Metadata<'_>) -> bool {
+    of.target().starts_with("tokio_postgres") && *of.level() > Level::INFO
+}
+
+/// Lines that were lost because nobody took them.
+#[derive(Clone)]
+pub(crate) struct LostLines {
+    pub(crate) log: ErrorCounter,
+    pub(crate) audit: ErrorCounter,
+}
+
+/// What a queue holds: some ten megabytes at most.
+const LINES: usize = 16_384;
+
 /// A thread of its own writes, from a bounded queue that drops lines when it is
 /// full: whoever reads the log slowly, or not at all, must not stop the server.
-pub(crate) fn init(format: LogFormat, filter: &str) -> WorkerGuard {
-    // The driver's own debug lines repeat every parameter; whoever wants them
-    // names them after this.
+fn writer() -> (NonBlocking, WorkerGuard) {
+    NonBlockingBuilder::default()
+        .buffered_lines_limit(LINES)
+        .finish(std::io::stderr())
+}
+
+/// Starts logging, with a filter that was checked. The logs end with the guards.
+pub(crate) fn init(
+    format: LogFormat,
+    filter: &str,
+    with_audit: bool,
+) -> ([WorkerGuard; 2], LostLines) {
     let filter = EnvFilter::new(format!("tokio_postgres=warn,{filter}"));
-    let (writer, guard) = tracing_appender::non_blocking(std::io::stderr());
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .log_internal_errors(false)
-        .with_writer(writer);
-    match format {
+    let filter = filter.and(filter_fn(|of| !is_audit(of) && !tells_too_much(of)));
+    let (log_writer, log_guard) = writer();
+    // A queue of its own: no flood of the other log displaces it.
+    let (audit_writer, audit_guard) = writer();
+    let lost = LostLines {
+        log: log_writer.error_counter(),
+        audit: audit_writer.error_counter(),
+    };
+    let log = layer().log_internal_errors(false).with_writer(log_writer);
+    let log = match format {
         LogFormat::Text => log
             .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
-            .init(),
-        LogFormat::Json => log.json().flatten_event(true).init(),
-    }
-    guard
+            .boxed(),
+        LogFormat::Json => log.json().flatten_event(true).boxed(),
+    };
+    let audit = with_audit.then(|| {
+        layer()
+            .log_internal_errors(false)
+            .with_writer(audit_writer)
+            .json()
+            .flatten_event(true)
+            .with_current_span(false)
+            .with_span_list(false)
+            .with_filter(filter_fn(is_audit))
+    });
+    tracing_subscriber::registry()
+        .with(log.with_filter(filter))
+        .with(audit)
+        .init();
+    ([log_guard, audit_guard], lost)
 }
 
 /// Lets one event in so often through, for what many calls meet at once.

@@ -13,7 +13,7 @@ use fencepost_support::{
 };
 use serde_json::Value;
 
-use crate::programs;
+use crate::{metrics::scrape::Scrape, programs};
 
 fn faketime() -> String {
     clock::library().expect("faketime is installed")
@@ -234,6 +234,10 @@ async fn a_step_of_the_databases_clock_is_reported_and_tokens_rise() {
         let step = reported_step(server, 1).await;
         assert!((step - 3600.0).abs() < 5.0, "{step}");
     }
+    let told = Scrape::of(&server).await;
+    assert_eq!(told.value("fencepost_clock_steps_total", &[]), 1.0);
+    let step = told.value("fencepost_clock_step_seconds", &[]);
+    assert!((step - 3600.0).abs() < 5.0, "{step}");
     // Leases are nearer to their end by the step, or over.
     calls::refused(&mut client, "held", "b", long).await;
     let rest = calls::span(calls::get(&mut client, "held").await.unwrap().remaining);
@@ -250,6 +254,10 @@ async fn a_step_of_the_databases_clock_is_reported_and_tokens_rise() {
         let step = reported_step(server, 2).await;
         assert!((step + 3600.0).abs() < 5.0, "{step}");
     }
+    let told = Scrape::of(&server).await;
+    assert_eq!(told.value("fencepost_clock_steps_total", &[]), 2.0);
+    let step = told.value("fencepost_clock_step_seconds", &[]);
+    assert!((step + 3600.0).abs() < 5.0, "{step}");
     // A lease of before lasts longer by the step, and by no more.
     let row = database.postgres.admin().await;
     let rest: f64 = row

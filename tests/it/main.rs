@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that panics has failed")]
 
 mod abuse;
+mod audit;
 mod bodies;
 mod cancel;
 mod clocks;
@@ -70,5 +71,6 @@ mod tokens_failover;
 mod tokens_purge;
 mod tokens_race;
 mod tokens_restore;
+mod traces;
 mod usage;
 mod world;

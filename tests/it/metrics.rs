@@ -1,7 +1,7 @@
 //! What a server tells of itself at `/metrics`: the right numbers. What the README
 //! lists, and what must not be there, is next door, in [`listed`].
 
-mod listed;
+pub(crate) mod listed;
 pub(crate) mod scrape;
 
 use std::time::Duration;
@@ -35,7 +35,12 @@ fn assert_rises(before: &Scrape, after: &Scrape, rises: &[Rise<'_>]) {
 }
 
 /// Waits until a series has this value.
-async fn wait_for(server: &Server, name: &str, labels: &[(&str, &str)], value: f64) -> Scrape {
+pub(crate) async fn wait_for(
+    server: &Server,
+    name: &str,
+    labels: &[(&str, &str)],
+    value: f64,
+) -> Scrape {
     let what = format!("{name} {labels:?} is {value}");
     within(Duration::from_secs(30), &what, async || {
         let scrape = Scrape::of(server).await;
@@ -117,6 +122,60 @@ async fn calls_are_counted_by_what_came_of_them() {
     }
     let idle = after.value("fencepost_pool_connections", &[("state", "idle")]);
     assert!(idle >= 1.0, "{idle}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn takeovers_of_expired_leases_are_told_apart_from_fresh_grants() {
+    let World { server, .. } = &World::start().await;
+    let mut client = server.client().await;
+    let fresh = granted(&mut client, "released", "first", LONG).await;
+    release(&mut client, "released", "first", fresh.fencing_token)
+        .await
+        .unwrap();
+    granted(&mut client, "released", "second", LONG).await;
+    // A new acquisition by the one who holds it is no takeover.
+    granted(&mut client, "released", "second", LONG).await;
+    expired(&mut client, "expired", "first").await;
+    granted(&mut client, "expired", "second", LONG).await;
+    let after = Scrape::of(server).await;
+    let count = |outcome| after.value("fencepost_acquires_total", &[("outcome", outcome)]);
+    assert_eq!((count("granted"), count("taken_over")), (4.0, 1.0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn prefixes_are_told_apart_and_are_few() {
+    let database = fresh_database().await;
+    let server = Server::builder(&database.url())
+        .flag("--metrics-prefixes", "2")
+        .ready()
+        .await;
+    let mut client = server.client().await;
+    for name in [
+        "billing/eu",
+        "billing/us",
+        "mail.out",
+        "third/x",
+        "plain",
+        "a\"b/x",
+    ] {
+        let lock = granted(&mut client, name, "owner", LONG).await;
+        refused(&mut client, name, "other", LONG).await;
+        release(&mut client, name, "owner", lock.fencing_token)
+            .await
+            .unwrap();
+    }
+    let scrape = Scrape::of(&server).await;
+    for (prefix, count) in [("billing", 2.0), ("mail", 1.0), ("other", 3.0)] {
+        for outcome in ["granted", "refused"] {
+            let labels = &[("prefix", prefix), ("outcome", outcome)];
+            let found = scrape.value("fencepost_prefix_acquires_total", labels);
+            assert_eq!(found, count, "{labels:?}");
+        }
+        let held = scrape.value("fencepost_prefix_held_seconds_count", &[("prefix", prefix)]);
+        assert_eq!(held, count, "{prefix}");
+    }
+    let prefixes = scrape.values("fencepost_prefix_acquires", "prefix");
+    assert!(prefixes.len() <= 3, "{prefixes:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

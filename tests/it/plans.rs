@@ -154,10 +154,11 @@ impl Session {
     async fn all_statements(&self, n: usize) {
         let name = format!("plan/{n:03}");
         let uuid = "00000000-0000-4000-8000-000000000001";
-        let acquire = async |owner: &str, id: &str| {
+        let by = async |statement: &str, owner: &str, id: &str| {
             let arguments = format!("'{name}', '{owner}', '{id}', '{uuid}', 60000, '{{}}'");
-            self.run("acquire", &arguments, "outcome").await
+            self.run(statement, &arguments, "outcome").await
         };
+        let acquire = async |owner: &str, id: &str| by("acquire", owner, id).await;
         let get = format!("'{name}'");
         let token = async || self.run("get", &get, "fencing_token").await;
 
@@ -188,6 +189,8 @@ impl Session {
         let released = self.run("old release", &release, "outcome").await;
         assert_eq!(released, "released");
         assert_eq!(acquire("b", "").await, "granted");
+        assert_eq!(by("old acquire", "b", "o").await, "granted");
+        assert_eq!(by("old acquire", "b", "o").await, "replayed");
         self.statements_of_many(&name, uuid).await;
         let orphan = format!("'{{{name}}}', '{{{uuid}}}'");
         assert_eq!(self.run("give_back", &orphan, "given_back").await, "t");
@@ -204,15 +207,16 @@ impl Session {
     /// Those of a round, on a row that is held by `b`, and on one that is not there.
     async fn statements_of_many(&self, name: &str, uuid: &str) {
         let names = format!("'{{{name},{name}+}}'");
-        let acquire = async |owners: &str| {
+        let acquire = async |statement: &str, owners: &str| {
             let arguments = format!(
                 "{names}, '{owners}', '{{\"\",\"\"}}', '{{{uuid},{uuid}}}', '{{60000,60000}}',
                  ARRAY['{{}}', '{{}}']::jsonb[]"
             );
-            self.run("acquire_all", &arguments, "outcome").await
+            self.run(statement, &arguments, "outcome").await
         };
-        assert_eq!(acquire("{c,c}").await, "held");
-        assert_eq!(acquire("{b,c}").await, "granted");
+        assert_eq!(acquire("acquire_all", "{c,c}").await, "held");
+        assert_eq!(acquire("old acquire_all", "{b,c}").await, "granted");
+        assert_eq!(acquire("acquire_all", "{b,c}").await, "superseded");
         let token = async || self.run("get", &format!("'{name}'"), "fencing_token").await;
         let got = self.run("get_all", &names, "owner").await;
         assert!(["b", "c"].contains(&got.as_str()), "{got}");
@@ -237,7 +241,15 @@ impl Session {
 }
 
 /// What servers of earlier versions send, and run side by side with ours.
-const OLD: [(&str, &str); 3] = [
+const OLD: [(&str, &str); 5] = [
+    (
+        "old acquire",
+        "SELECT outcome FROM fencepost.acquire_v1($1, $2, $3, $4, $5, $6)",
+    ),
+    (
+        "old acquire_all",
+        "SELECT resource, outcome FROM fencepost.acquire_all_v1($1, $2, $3, $4, $5, $6)",
+    ),
     (
         "old renew",
         "SELECT outcome FROM fencepost.renew_v1($1, $2, $3, $4, true)",

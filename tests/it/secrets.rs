@@ -11,9 +11,12 @@ use fencepost_support::{
     system::{self, free_address},
 };
 use rand::Rng as _;
-use tonic::Status;
+use tonic::{Request, Status};
 
-use crate::programs::{bare, cli, run};
+use crate::{
+    health,
+    programs::{bare, cli, run},
+};
 
 /// A password that is nowhere else.
 #[expect(clippy::print_stdout, reason = "for the reader of a failed test")]
@@ -84,6 +87,59 @@ async fn a_password_is_in_no_log_and_no_answer() {
         .await;
     assert!(server.logs().len() > 50, "trace is a lot");
     assert_clean(&server.logs(), &marker);
+}
+
+/// A request id is as good as a secret: whoever repeats it is handed the lease.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_level_of_any_log_tells_a_password_or_what_proves_a_caller() {
+    let marker = marker();
+    let database = fresh_database().await;
+    let address = database.postgres().address();
+    let url = format!("postgres://postgres:{marker}@{address}/{}", database.name());
+    for (n, filter) in [
+        "trace",
+        "debug,tokio_postgres=debug",
+        "trace,tokio_postgres=trace,h2=trace,hyper=trace,tonic=trace,tower=trace",
+        "info,[call]=trace,[statement]=trace,tokio_postgres::connection=trace",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let server = Server::builder(&url)
+            .flag("--log", filter)
+            .env("RUST_LOG", "trace,tokio_postgres=trace")
+            .switch("--audit-log")
+            .start()
+            .await;
+        server.wait_ready().await;
+        let mut client = server.client().await;
+        let (name, ttl) = (format!("a{n}"), Duration::from_secs(60));
+        let ask = || {
+            let ask = calls::request_with_id(&name, "b", ttl, &marker);
+            let mut request = Request::new(ask);
+            let proof = format!("Bearer {marker}").parse().unwrap();
+            request.metadata_mut().insert("authorization", proof);
+            request
+        };
+        let lock = client.acquire(ask()).await.unwrap().into_inner().lock;
+        // Alone, as a retry, and as an error.
+        client.acquire(ask()).await.unwrap();
+        let token = lock.unwrap().fencing_token;
+        calls::renew(&mut client, &name, "b", token, None)
+            .await
+            .unwrap();
+        let spent = client.acquire(ask()).await.unwrap_err();
+        assert_clean(&[text(&spent)], &marker);
+        calls::release(&mut client, &name, "b", token)
+            .await
+            .unwrap();
+        let (_, metrics) = health::get(server.http(), "/metrics").await;
+        assert_clean(&[metrics], &marker);
+        server.sigterm();
+        assert!(server.wait_exit().await.success());
+        assert!(server.logs().len() > 5, "{filter}");
+        assert_clean(&server.logs(), &marker);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

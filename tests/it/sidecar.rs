@@ -1,6 +1,8 @@
 //! `fencepost sidecar`: it stands for election, tells its neighbour, and keeps the
 //! lock for it.
 
+mod metrics;
+
 use std::{
     fs,
     net::SocketAddr,

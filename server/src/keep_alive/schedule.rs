@@ -349,7 +349,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_most_urgent_comes_first_whatever_becomes_of_it() {
-        let mut schedule = Schedule::new(store(), CONFIG, Metrics::new().streams);
+        let mut schedule = Schedule::new(store(), CONFIG, Metrics::new(0).streams);
         let waiting = |schedule: &Schedule| -> Vec<Id> {
             let ready = schedule.ready.iter();
             ready.map(|(_, id)| *id).collect()
@@ -371,7 +371,7 @@ mod tests {
     #[tokio::test]
     async fn a_crowd_that_waits_delays_no_event() {
         const CROWD: u64 = 20_000;
-        let mut schedule = Schedule::new(store(), CONFIG, Metrics::new().streams);
+        let mut schedule = Schedule::new(store(), CONFIG, Metrics::new(0).streams);
         let began = Instant::now();
         let mut told = Vec::new();
         for id in 0..CROWD {

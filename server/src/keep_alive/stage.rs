@@ -42,5 +42,5 @@ pub(super) fn store() -> Store {
         limits: Limits::within(CONFIG.request_timeout),
     };
     let url = "postgresql://nobody@127.0.0.1:1/none".parse().unwrap();
-    Store::new(&url, config, Metrics::new().store).unwrap()
+    Store::new(&url, config, Metrics::new(0).store).unwrap()
 }

@@ -4,33 +4,40 @@ use std::time::Duration;
 
 use fencepost_proto::v1::reason;
 
-use super::registry::{Counter, Gauge, Histogram, Registered, spans};
+use super::{
+    prefixes::PrefixMetrics,
+    registry::{Counter, Gauge, Histogram, Registered, spans},
+};
 use crate::lock::Loss;
 
 /// Acquires by what came of them.
 #[derive(Clone)]
 pub(crate) struct AcquireMetrics {
     pub(crate) granted: Counter,
+    pub(crate) taken_over: Counter,
     pub(crate) replayed: Counter,
     pub(crate) held: Counter,
     pub(crate) spent: Counter,
+    pub(crate) prefixes: PrefixMetrics,
 }
 
 impl AcquireMetrics {
-    pub(super) fn new(registered: &mut Registered) -> Self {
+    pub(super) fn new(registered: &mut Registered, prefixes: PrefixMetrics) -> Self {
         let outcome = registered.family(
             "fencepost_acquires",
             "Acquires that were answered, by what came of them",
             ["outcome"],
             Counter::default,
         );
-        let [granted, replayed, held, spent] =
-            ["granted", "replayed", "held", "spent"].map(|name| outcome([name]));
+        let [granted, taken_over, replayed, held, spent] =
+            ["granted", "taken_over", "replayed", "held", "spent"].map(|name| outcome([name]));
         Self {
             granted,
+            taken_over,
             replayed,
             held,
             spent,
+            prefixes,
         }
     }
 }

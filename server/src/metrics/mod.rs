@@ -14,6 +14,8 @@
 //! server exports.
 
 mod leases;
+mod logs;
+mod prefixes;
 mod registry;
 mod rpcs;
 mod store;
@@ -27,6 +29,8 @@ pub(crate) use self::registry::Gauge;
 use self::registry::Registered;
 pub(crate) use self::{
     leases::{AcquireMetrics, RenewalMetrics, StreamMetrics},
+    logs::LogMetrics,
+    prefixes::PrefixMetrics,
     rpcs::{RpcMethod, RpcMetrics},
     store::{
         ClockMetrics, LaneMetric, LaneMetrics, LeapMetrics, PoolMetrics, StatementMetrics,
@@ -45,13 +49,16 @@ pub(crate) struct Metrics {
     pub(crate) streams: StreamMetrics,
     pub(crate) store: StoreMetrics,
     pub(crate) tls: TlsMetrics,
+    pub(crate) logs: LogMetrics,
     pub(crate) ready: Gauge,
     registered: Arc<Registered>,
 }
 
 impl Metrics {
-    pub(crate) fn new() -> Self {
+    /// Tells so many prefixes of resources apart.
+    pub(crate) fn new(prefixes: usize) -> Self {
         let mut registered = Registered::default();
+        let prefixes = PrefixMetrics::new(prefixes, &mut registered);
         let version = registered.family(
             "fencepost_build_info",
             "1, for the version that runs",
@@ -62,11 +69,12 @@ impl Metrics {
         let [by_calls, by_streams] = RenewalMetrics::by(["call", "stream"], &mut registered);
         Self {
             rpcs: RpcMetrics::new(&mut registered),
-            acquires: AcquireMetrics::new(&mut registered),
+            acquires: AcquireMetrics::new(&mut registered, prefixes.clone()),
             renewals: by_calls,
             streams: StreamMetrics::new(&mut registered, by_streams),
-            store: StoreMetrics::new(&mut registered),
             tls: TlsMetrics::new(&mut registered),
+            store: StoreMetrics::new(&mut registered, prefixes),
+            logs: LogMetrics::new(&mut registered),
             ready: registered.one(
                 "fencepost_ready",
                 "1 when locks can be taken here and new calls are welcome",

@@ -39,6 +39,8 @@ pub(crate) struct RpcMetrics {
 
 /// The calls of one method.
 pub(crate) struct RpcMethod {
+    /// None for any other.
+    pub(crate) name: Option<&'static str>,
     ended: [Counter; CODES.len()],
     /// Of a unary method.
     duration: Option<Histogram>,
@@ -60,6 +62,7 @@ impl RpcMetrics {
         );
         let method = |name, duration| {
             Arc::new(RpcMethod {
+                name: (name != OTHER).then_some(name),
                 ended: CODES.map(|code| ended([name, code])),
                 duration,
             })

@@ -2,7 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::registry::{Counter, Fraction, Gauge, Histogram, Registered, latencies, sizes, spans};
+use super::{
+    prefixes::PrefixMetrics,
+    registry::{Counter, Fraction, Gauge, Histogram, Registered, latencies, sizes, spans},
+};
 
 type Family<const N: usize, M> = Arc<dyn Fn([&'static str; N]) -> M + Send + Sync>;
 
@@ -11,7 +14,8 @@ pub(crate) struct StoreMetrics {
     pub(crate) lanes: LaneMetrics,
     /// Calls at work or waiting.
     pub(crate) in_flight: Gauge,
-    pub(crate) held: Histogram,
+    held: Histogram,
+    prefixes: PrefixMetrics,
     pub(crate) live: Gauge,
     pub(crate) purged: Counter,
     pub(crate) orphans: OrphanMetrics,
@@ -77,8 +81,9 @@ pub(crate) struct PoolMetrics {
 }
 
 impl StoreMetrics {
-    pub(super) fn new(registered: &mut Registered) -> Self {
+    pub(super) fn new(registered: &mut Registered, prefixes: PrefixMetrics) -> Self {
         Self {
+            prefixes,
             lanes: LaneMetrics::new(registered),
             in_flight: registered.one(
                 "fencepost_calls_in_flight",
@@ -139,6 +144,12 @@ impl StoreMetrics {
                 Counter::default,
             )),
         }
+    }
+
+    /// A lease was released after so long.
+    pub(crate) fn held(&self, resource: &str, held: Duration) {
+        self.held.observe(held.as_secs_f64());
+        self.prefixes.held(resource, held);
     }
 
     pub(crate) fn statement(&self, name: &'static str) -> StatementMetrics {

@@ -35,6 +35,10 @@ impl Caller {
         }
     }
 
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
     /// Who sent a request.
     pub(super) fn of(extensions: &Extensions) -> Option<&Self> {
         extensions.get()

@@ -9,6 +9,7 @@ use tonic_types::FieldViolation;
 
 use super::status;
 use crate::{
+    caller::Caller,
     keep_alive::{Keep, Kept},
     lock::{
         FencingToken, Holder, Invalid, Labels, Lease, Owner, RequestId, Resource, Ttl, TtlLimits,
@@ -33,7 +34,11 @@ impl Fields {
     }
 }
 
-pub(super) fn acquire(request: v1::AcquireRequest, limits: TtlLimits) -> Result<Acquire, Status> {
+pub(super) fn acquire(
+    request: v1::AcquireRequest,
+    limits: TtlLimits,
+    caller: Caller,
+) -> Result<Acquire, Status> {
     let mut fields = Fields::default();
     let resource = fields.check("resource", Resource::new(request.resource));
     let owner = fields.check("owner", Owner::new(request.owner));
@@ -47,12 +52,13 @@ pub(super) fn acquire(request: v1::AcquireRequest, limits: TtlLimits) -> Result<
             ttl,
             labels,
             request_id,
+            caller,
         }),
         _ => fields.refuse(),
     }
 }
 
-pub(super) fn release(request: v1::ReleaseRequest) -> Result<Release, Status> {
+pub(super) fn release(request: v1::ReleaseRequest, caller: Caller) -> Result<Release, Status> {
     let mut fields = Fields::default();
     let resource = fields.check("resource", Resource::new(request.resource));
     let owner = fields.check("owner", Owner::new(request.owner));
@@ -62,6 +68,7 @@ pub(super) fn release(request: v1::ReleaseRequest) -> Result<Release, Status> {
             resource,
             owner,
             token,
+            caller,
         }),
         _ => fields.refuse(),
     }

@@ -1,4 +1,4 @@
-//! The layer around every call: its time, its count, and its bare errors.
+//! The layer around every call: its time, its count, its trace, and its bare errors.
 //!
 //! A call ends at its `grpc-timeout` or at our own budget, whichever comes
 //! first, as `DEADLINE_EXCEEDED`. tonic keeps `grpc-timeout` too, outside of
@@ -23,11 +23,10 @@ use tower::{Layer, Service};
 use tracing::Instrument as _;
 
 use super::{
-    caller::Caller,
-    observe::{Observed, code},
+    observe::{Observed, code, method},
     status,
 };
-use crate::metrics::RpcMetrics;
+use crate::{caller::Caller, metrics::RpcMetrics, trace::Tracer};
 
 /// When a call is over, as its handler finds it among the extensions.
 #[derive(Debug, Clone, Copy)]
@@ -43,14 +42,21 @@ pub(super) struct EdgeLayer {
     budget: Duration,
     calls: TaskTracker,
     metrics: RpcMetrics,
+    tracer: Tracer,
 }
 
 impl EdgeLayer {
-    pub(super) fn new(budget: Duration, calls: TaskTracker, metrics: RpcMetrics) -> Self {
+    pub(super) fn new(
+        budget: Duration,
+        calls: TaskTracker,
+        metrics: RpcMetrics,
+        tracer: Tracer,
+    ) -> Self {
         Self {
             budget,
             calls,
             metrics,
+            tracer,
         }
     }
 }
@@ -96,9 +102,21 @@ where
             call: deadline,
             caller,
         });
-        let caller = Caller::of(request.extensions()).map(tracing::field::display);
-        let span = tracing::debug_span!("call", rpc = request.uri().path(), caller);
-        let observed = Observed::new(&self.settings.metrics, request.uri().path(), now);
+        let path = request.uri().path();
+        let method = method(&self.settings.metrics, path);
+        let trace = self.settings.tracer.call(method.name, request.headers());
+        let connected = connected(&request);
+        let caller = connected.map(tracing::field::display);
+        let span = match trace.id() {
+            Some(trace_id) => tracing::info_span!("call", rpc = path, caller, %trace_id),
+            None => tracing::debug_span!("call", rpc = path, caller),
+        };
+        let observed = Observed::new(method, now, trace.clone());
+        let caller = Caller {
+            peer: connected.map(super::caller::Caller::address),
+            trace_id: trace.id(),
+        };
+        request.extensions_mut().insert(caller);
         let token = self.settings.calls.token();
         let answer = self.inner.call(request);
         let call = async move {
@@ -111,8 +129,18 @@ where
             tracing::debug!(?code, "answered");
             Ok(observed.answered(response, code))
         };
-        Box::pin(call.instrument(span))
+        let call = call.instrument(span);
+        if trace.is_empty() {
+            Box::pin(call)
+        } else {
+            Box::pin(trace.scope(call))
+        }
     }
+}
+
+/// What is known of whoever makes a call.
+fn connected(request: &Request<Body>) -> Option<&super::caller::Caller> {
+    super::caller::Caller::of(request.extensions())
 }
 
 /// Gives an answer that is not ours the form of the contract.

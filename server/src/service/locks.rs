@@ -9,10 +9,12 @@ use tonic::{Request, Response, Status};
 
 use super::{convert, edge::Deadline, keep_alive_stream::KeepAliveStream, status};
 use crate::{
+    caller::Caller,
     keep_alive::KeepAlive,
-    lock::{AcquireError, RenewError, TtlLimits},
+    lock::{AcquireError, RenewError, Resource, TtlLimits},
     metrics::{AcquireMetrics, Metrics, RenewalMetrics},
     store::{Acquired, Renewed, Store},
+    trace::Trace,
 };
 
 pub(crate) struct Locks {
@@ -39,15 +41,36 @@ impl Locks {
         }
     }
 
-    fn count_acquire(&self, answer: &Result<Acquired, AcquireError>) {
-        let counter = match answer {
-            Ok(Acquired::Granted(grant)) if grant.is_replay() => &self.acquires.replayed,
-            Ok(Acquired::Granted(_)) => &self.acquires.granted,
-            Ok(Acquired::Held(_)) => &self.acquires.held,
-            Err(AcquireError::RequestSpent) => &self.acquires.spent,
+    fn observe_acquire(
+        &self,
+        resource: &Resource,
+        answer: &Result<Acquired, AcquireError>,
+        trace: &Trace,
+    ) {
+        let (counter, outcome) = match answer {
+            Ok(Acquired::Granted(grant)) if grant.is_replay() => {
+                (&self.acquires.replayed, "replayed")
+            }
+            Ok(Acquired::Granted(grant)) if grant.took_over() => {
+                (&self.acquires.taken_over, "taken_over")
+            }
+            Ok(Acquired::Granted(_)) => (&self.acquires.granted, "granted"),
+            Ok(Acquired::Held(_)) => (&self.acquires.held, "held"),
+            Err(AcquireError::RequestSpent) => (&self.acquires.spent, "spent"),
             Err(AcquireError::Outage(_)) => return,
         };
         counter.inc();
+        trace.note(OUTCOME, outcome);
+        match answer {
+            Ok(Acquired::Granted(grant)) => {
+                trace.note(TOKEN, grant.token().get());
+                if !grant.is_replay() {
+                    self.acquires.prefixes.granted(resource.as_str());
+                }
+            }
+            Ok(Acquired::Held(_)) => self.acquires.prefixes.refused(resource.as_str()),
+            Err(_) => {}
+        }
     }
 
     fn count_renewal(&self, answer: &Result<Renewed, RenewError>) {
@@ -59,6 +82,17 @@ impl Locks {
     }
 }
 
+/// What a span tells of a call, besides its resource.
+const OUTCOME: &str = "fencepost.outcome";
+const TOKEN: &str = "fencepost.token";
+
+/// The trace of the call that is carried out here, which is about this resource.
+fn traced(resource: &Resource) -> Trace {
+    let trace = Trace::current();
+    trace.resource(resource.as_str());
+    trace
+}
+
 /// When the call is over. The edge set it; without one, no time is left.
 fn deadline<T>(request: &Request<T>) -> Instant {
     request
@@ -67,17 +101,23 @@ fn deadline<T>(request: &Request<T>) -> Instant {
         .map_or_else(Instant::now, |deadline| deadline.call)
 }
 
+/// Who makes the call, as the edge has taken it down.
+fn caller<T>(request: &Request<T>) -> Caller {
+    request.extensions().get().cloned().unwrap_or_default()
+}
+
 #[tonic::async_trait]
 impl LockService for Locks {
     async fn acquire(
         &self,
         request: Request<v1::AcquireRequest>,
     ) -> Result<Response<v1::AcquireResponse>, Status> {
-        let deadline = deadline(&request);
-        let ask = convert::acquire(request.into_inner(), self.ttl)?;
+        let (deadline, caller) = (deadline(&request), caller(&request));
+        let ask = convert::acquire(request.into_inner(), self.ttl, caller)?;
         let resource = ask.resource.clone();
+        let trace = traced(&resource);
         let answer = self.store.acquire(ask, deadline).await;
-        self.count_acquire(&answer);
+        self.observe_acquire(&resource, &answer, &trace);
         match answer {
             Ok(acquired) => Ok(Response::new(convert::acquired(acquired))),
             Err(error) => Err(status::acquire(error, &resource)),
@@ -88,11 +128,16 @@ impl LockService for Locks {
         &self,
         request: Request<v1::ReleaseRequest>,
     ) -> Result<Response<v1::ReleaseResponse>, Status> {
-        let deadline = deadline(&request);
-        let ask = convert::release(request.into_inner())?;
+        let (deadline, caller) = (deadline(&request), caller(&request));
+        let ask = convert::release(request.into_inner(), caller)?;
         let resource = ask.resource.clone();
+        let trace = traced(&resource);
+        trace.note(TOKEN, ask.token.get());
         match self.store.release(ask, deadline).await {
-            Ok(()) => Ok(Response::new(v1::ReleaseResponse {})),
+            Ok(()) => {
+                trace.note(OUTCOME, "released");
+                Ok(Response::new(v1::ReleaseResponse {}))
+            }
             Err(error) => Err(status::release(error, &resource)),
         }
     }
@@ -104,11 +149,14 @@ impl LockService for Locks {
         let deadline = deadline(&request);
         let ask = convert::renew(request.into_inner(), self.ttl)?;
         let resource = ask.resource.clone();
+        let trace = traced(&resource);
+        trace.note(TOKEN, ask.token.get());
         let answer = self.store.renew(ask, deadline).await;
         self.count_renewal(&answer);
         match answer {
             Ok(renewed) => {
                 tracing::debug!(slack_ms = renewed.slack.as_millis(), "renewed");
+                trace.note(OUTCOME, "renewed");
                 let lock = Some(convert::lock(renewed.lease));
                 Ok(Response::new(v1::RenewResponse { lock }))
             }
@@ -122,8 +170,10 @@ impl LockService for Locks {
     ) -> Result<Response<v1::GetResponse>, Status> {
         let deadline = deadline(&request);
         let resource = convert::get(request.into_inner())?;
+        let trace = traced(&resource);
         match self.store.get(resource.clone(), deadline).await {
             Ok(lease) => {
+                trace.note(OUTCOME, "held");
                 let lock = Some(convert::lock(lease));
                 Ok(Response::new(v1::GetResponse { lock }))
             }
@@ -143,6 +193,7 @@ impl LockService for Locks {
             .and_then(|deadline| deadline.caller);
         let keep = convert::keep_alive(request.into_inner(), self.ttl, caller)?;
         let resource = keep.renew.resource.clone();
+        traced(&resource).note(TOKEN, keep.renew.token.get());
         match self.keep_alive.open(keep).await {
             Ok(listener) => Ok(Response::new(KeepAliveStream::new(resource, listener))),
             Err(outage) => Err(status::keep_alive(outage, &resource)),

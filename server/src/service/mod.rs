@@ -31,7 +31,7 @@ use self::{
     health::HealthService,
     incoming::{Incoming, room},
 };
-use crate::{lock::TtlLimits, metrics::Metrics, telemetry::Chain, tls::Tls};
+use crate::{lock::TtlLimits, metrics::Metrics, telemetry::Chain, tls::Tls, trace::Tracer};
 
 /// The largest request: the largest valid one is far smaller.
 const MAX_MESSAGE: usize = 64 * 1024;
@@ -61,6 +61,7 @@ pub(crate) async fn serve(
     locks: Locks,
     health: HealthService,
     metrics: Metrics,
+    tracer: Tracer,
     calls: TaskTracker,
     closing: CancellationToken,
 ) -> Result<(), tonic::transport::Error> {
@@ -75,6 +76,7 @@ pub(crate) async fn serve(
             config.request_timeout,
             calls,
             metrics.rpcs.clone(),
+            tracer,
         ))
         .add_service(locks)
         .add_service(health.into_server());

@@ -15,8 +15,20 @@ use http::{HeaderMap, Response};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use tokio::time::Instant;
 use tonic::{Code, Status, body::Body};
+use tonic_types::StatusExt as _;
 
-use crate::metrics::{RpcMethod, RpcMetrics};
+use crate::{
+    metrics::{RpcMethod, RpcMetrics},
+    trace::Trace,
+};
+
+/// The method of a path.
+pub(super) fn method<'a>(metrics: &'a RpcMetrics, path: &str) -> &'a Arc<RpcMethod> {
+    let ours = path
+        .strip_prefix('/')
+        .and_then(|path| path.strip_prefix(LOCK_SERVICE)?.strip_prefix('/'));
+    metrics.method(ours)
+}
 
 /// A call under way.
 pub(super) struct Observed {
@@ -24,17 +36,26 @@ pub(super) struct Observed {
     arrived: Instant,
     /// What it counts as when it is dropped.
     code: Code,
+    trace: Trace,
 }
 
 impl Observed {
-    pub(super) fn new(metrics: &RpcMetrics, path: &str, arrived: Instant) -> Self {
-        let ours = path
-            .strip_prefix('/')
-            .and_then(|path| path.strip_prefix(LOCK_SERVICE)?.strip_prefix('/'));
+    pub(super) fn new(method: &Arc<RpcMethod>, arrived: Instant, trace: Trace) -> Self {
         Self {
-            method: Arc::clone(metrics.method(ours)),
+            method: Arc::clone(method),
             arrived,
             code: Code::Cancelled,
+            trace,
+        }
+    }
+
+    /// Notes why a call failed, which these headers or trailers say.
+    fn note_reason(&self, headers: &HeaderMap) {
+        if self.trace.is_recorded()
+            && let Some(status) = Status::from_header_map(headers)
+            && let Some(info) = status.get_details_error_info()
+        {
+            self.trace.note("fencepost.reason", info.reason);
         }
     }
 
@@ -42,6 +63,7 @@ impl Observed {
     /// is still to come.
     pub(super) fn answered(mut self, response: Response<Body>, code: Code) -> Response<Body> {
         self.method.answered(self.arrived.elapsed());
+        self.note_reason(response.headers());
         if self.method.is_unary() || code != Code::Ok {
             self.code = code;
             return response;
@@ -58,6 +80,7 @@ impl Observed {
 impl Drop for Observed {
     fn drop(&mut self) {
         self.method.ended(self.code.into());
+        self.trace.end(self.code.into());
     }
 }
 
@@ -80,6 +103,7 @@ impl HttpBody for ObservedBody {
             && let Some(trailers) = frame.trailers_ref()
         {
             self.observed.code = code(trailers);
+            self.observed.note_reason(trailers);
         }
         frame
     }

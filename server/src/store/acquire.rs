@@ -1,6 +1,6 @@
 //! Acquire: a grant, or who holds the lock.
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use serde_json::Value;
 use tokio::time::Instant;
@@ -8,19 +8,23 @@ use tokio_postgres::Row;
 use uuid::Uuid;
 
 use super::{
-    Inner, Limits, Store,
+    Inner, Limits, Store, audit,
     call::{Abandoned, Ask, Call},
     failure::Failure,
     give_back::Orphan,
     identity::Need,
     lane::Crowd,
     pool::{Answer, Bound},
-    rest_before_retry, row, statement,
+    rest_before_retry,
+    rounds::by_resource,
+    row, statement,
 };
 use crate::{
+    caller::Caller,
     clock::Moment,
     lock::{
-        AcquireError, FencingToken, Holder, Labels, Lease, Outage, Owner, RequestId, Resource, Ttl,
+        AcquireError, FencingToken, Holder, Labels, Lease, Loss, Outage, Owner, RequestId,
+        Resource, Ttl,
     },
 };
 
@@ -32,6 +36,7 @@ pub(crate) struct Acquire {
     pub(crate) ttl: Ttl,
     pub(crate) labels: Labels,
     pub(crate) request_id: RequestId,
+    pub(crate) caller: Caller,
 }
 
 /// Who has the lock now.
@@ -62,6 +67,7 @@ impl Acquired {
 /// others for a whole TTL.
 pub(crate) struct Grant {
     lease: Lease,
+    took_over: bool,
     unclaimed: Unclaimed,
 }
 
@@ -71,11 +77,44 @@ impl Grant {
         self.unclaimed.orphan.is_none()
     }
 
+    pub(crate) fn token(&self) -> FencingToken {
+        self.lease.token
+    }
+
+    /// Whether the lease before it had expired, and was not released.
+    pub(crate) fn took_over(&self) -> bool {
+        self.took_over
+    }
+
     /// Takes the lease to hand it to the caller. Nothing may be awaited
     /// between this and the answer.
     pub(crate) fn claim(mut self) -> Lease {
         self.unclaimed.orphan = None;
         self.lease
+    }
+}
+
+/// The lease that a grant has ended: it was not released.
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub(super) owner: Owner,
+    pub(super) token: FencingToken,
+    pub(super) how: Loss,
+}
+
+impl Ended {
+    /// What a row tells of, unless it is an answer.
+    pub(super) fn told(row: &Row) -> Option<Self> {
+        let how = match row::column(row, "outcome").ok()? {
+            "expired" => Loss::Expired,
+            "superseded" => Loss::Superseded,
+            _ => return None,
+        };
+        Some(Self {
+            owner: Owner::stored(row::column(row, "owner").ok()?),
+            token: FencingToken::stored(row::column(row, "fencing_token").ok()?),
+            how,
+        })
     }
 }
 
@@ -147,6 +186,22 @@ pub(super) fn bind<'a>(crowds: &'a [Crowd], attempts: &[Orphan]) -> Option<Bound
             Box::new(labels),
         ],
     })
+}
+
+/// The answers for many, and the leases that they have ended, by resource.
+pub(super) fn split(rows: &[Row]) -> (HashMap<&str, &Row>, HashMap<&str, Ended>) {
+    let mut all = HashMap::new();
+    let answers = rows.iter().filter(|row| {
+        let ended = Ended::told(row);
+        let is_answer = ended.is_none();
+        if let Some(ended) = ended
+            && let Ok(resource) = row::column(row, "resource")
+        {
+            all.insert(resource, ended);
+        }
+        is_answer
+    });
+    (by_resource(answers), all)
 }
 
 /// What one statement came to.
@@ -230,7 +285,12 @@ impl Inner {
             )
             .await;
         match answer {
-            Ok(Answer { rows, sent }) => self.judge(ask, highest, row::only(&rows)?, sent, orphan),
+            Ok(Answer { rows, sent }) => {
+                // Before the answer, if at all.
+                let ended = rows.first().and_then(Ended::told);
+                let rest = &rows[usize::from(ended.is_some())..];
+                self.judge(ask, highest, row::only(rest)?, ended, sent, orphan)
+            }
             Err(Failure::TokenBehind(_)) => Ok(Verdict::Leap(Need::now())),
             Err(failure) => {
                 if failure.may_have_happened() {
@@ -248,6 +308,7 @@ impl Inner {
         ask: &Acquire,
         highest: Option<i64>,
         row: &Row,
+        ended: Option<Ended>,
         sent: Moment,
         orphan: Orphan,
     ) -> Result<Verdict, Failure> {
@@ -266,13 +327,16 @@ impl Inner {
             }
         };
         // Any error from here on gives the lease back.
-        let unclaimed = Unclaimed {
+        let mut unclaimed = Unclaimed {
             orphan,
             inner: Arc::clone(self),
         };
         let token = FencingToken::stored(row::column(row, "fencing_token")?);
         let lease = row::lease(row, sent, &ask.resource, ask.owner.clone(), token)?;
-        if unclaimed.orphan.is_some() {
+        // Whatever becomes of it from here on, it was granted.
+        if let Some(orphan) = &mut unclaimed.orphan {
+            orphan.granted(token);
+            audit::granted(&ask.caller, &lease, ended.as_ref());
             let need = match highest {
                 None => Some(Need::first(sent)),
                 Some(highest) => (lease.token.get() <= highest).then(|| Need::above(highest, sent)),
@@ -280,6 +344,8 @@ impl Inner {
             if need.is_some() {
                 return Ok(Verdict::Unusable(unclaimed, need));
             }
+        } else {
+            audit::replayed(&ask.caller, &lease);
         }
         if lease.deadline.remaining().is_zero() {
             // Of a replay only the wait says so: the lease may live, and is looked at again.
@@ -288,6 +354,7 @@ impl Inner {
         self.saw(lease.token);
         Ok(Verdict::Acquired(Acquired::Granted(Grant {
             lease,
+            took_over: ended.is_some_and(|ended| ended.how == Loss::Expired),
             unclaimed,
         })))
     }

@@ -20,7 +20,10 @@ use super::{
     release::Release,
     renew::Renew,
 };
-use crate::lock::{Outage, Resource};
+use crate::{
+    lock::{Outage, Resource},
+    trace::Trace,
+};
 
 /// What becomes of a call whose caller leaves before its turn.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -54,6 +57,7 @@ pub(super) struct Waiting<Q: Ask> {
     deadline: Instant,
     /// The caller's, for what is logged of the call once it goes on alone.
     span: Span,
+    pub(super) trace: Trace,
     reply: Reply<Q>,
 }
 
@@ -108,6 +112,7 @@ impl Store {
             ask,
             deadline,
             span: Span::current(),
+            trace: Trace::current(),
             reply: Reply { permit, tell },
         };
         Ok((waiting, Told(told)))
@@ -153,7 +158,7 @@ impl<Q: Ask> Waiting<Q> {
         let turn = inner.turns.take(self.ask.resource());
         let patience = inner.config.limits.wait;
         let store = Arc::clone(inner);
-        let span = self.span.clone();
+        let (span, trace) = (self.span.clone(), self.trace.clone());
         let task = async move {
             let Self {
                 ask,
@@ -172,7 +177,7 @@ impl<Q: Ask> Waiting<Q> {
             };
             reply.send(answer);
         };
-        inner.tracker.spawn(task.instrument(span));
+        inner.tracker.spawn(trace.scope(task.instrument(span)));
     }
 }
 

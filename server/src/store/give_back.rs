@@ -24,8 +24,14 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::{Inner, Store, acquire::Acquire, config::Limits, failure::Failure, row, statement};
-use crate::{clock::Moment, lock::Resource, telemetry::Chain};
+use super::{
+    Inner, Store, acquire::Acquire, audit, config::Limits, failure::Failure, row, statement,
+};
+use crate::{
+    clock::Moment,
+    lock::{FencingToken, Owner, Resource},
+    telemetry::Chain,
+};
 
 /// More than this are forgotten: each then blocks its name for one TTL.
 const MAX_ORPHANS: usize = 20_000;
@@ -43,6 +49,9 @@ const LONGEST_REST: Duration = Duration::from_secs(30);
 #[derive(Debug, Clone)]
 pub(super) struct Orphan {
     resource: Resource,
+    owner: Owner,
+    /// Once it is known.
+    token: Option<FencingToken>,
     attempt: Uuid,
     /// Whether the database said that the lease exists.
     known: bool,
@@ -59,6 +68,8 @@ impl Orphan {
         let now = Moment::now();
         Self {
             resource: ask.resource.clone(),
+            owner: ask.owner.clone(),
+            token: None,
             attempt: Uuid::new_v4(),
             known: true,
             over: now.after(limits.longest_call() + ask.ttl.as_duration()),
@@ -71,6 +82,19 @@ impl Orphan {
     pub(super) fn perhaps(mut self) -> Self {
         self.known = false;
         self
+    }
+
+    /// The same, now that the database has told its token.
+    pub(super) fn granted(&mut self, token: FencingToken) {
+        self.token = Some(token);
+    }
+
+    pub(super) fn names(&self) -> (&Resource, &Owner) {
+        (&self.resource, &self.owner)
+    }
+
+    pub(super) fn token(&self) -> Option<FencingToken> {
+        self.token
     }
 
     pub(super) fn attempt(&self) -> Uuid {
@@ -278,7 +302,11 @@ impl Inner {
             let place: i32 = row::column(row, "place")?;
             let place =
                 usize::try_from(place - 1).map_err(|_| Failure::unknown("a place below one"))?;
-            seen.insert(place, row::column(row, "given_back")?);
+            let given_back = row::column(row, "given_back")?;
+            if given_back && let Some(orphan) = batch.get(place) {
+                audit::given_back(orphan);
+            }
+            seen.insert(place, given_back);
         }
         Ok(seen)
     }

@@ -18,6 +18,7 @@ use super::{
 use crate::{
     lock::{Outage, Resource},
     metrics::{LaneMetric, count},
+    trace::Trace,
 };
 
 /// More rows make a statement last longer than the flush that they share.
@@ -155,6 +156,17 @@ impl Round {
     fn calls(&self) -> usize {
         let crowds = self.acquires.iter().map(|crowd| 1 + crowd.others.len());
         crowds.sum::<usize>() + self.releases.len() + self.renewals.len() + self.gets.len()
+    }
+
+    /// The traces of the calls that it may answer.
+    pub(super) fn traces(&self) -> impl Iterator<Item = &Trace> {
+        let crowds = self.acquires.iter();
+        crowds
+            .flat_map(|crowd| std::iter::once(&crowd.first).chain(&crowd.others))
+            .map(|call| &call.trace)
+            .chain(self.releases.iter().map(|call| &call.trace))
+            .chain(self.renewals.iter().map(|call| &call.trace))
+            .chain(self.gets.iter().map(|call| &call.trace))
     }
 
     pub(super) fn into_calls(self) -> impl Iterator<Item = Call> {

@@ -26,6 +26,7 @@ const MIGRATIONS: &[(i32, &str, &str)] = &[
     (1, "locks", include_str!("migrations/0001_locks.sql")),
     (2, "rounds", include_str!("migrations/0002_rounds.sql")),
     (3, "held", include_str!("migrations/0003_held.sql")),
+    (4, "ended", include_str!("migrations/0004_ended.sql")),
 ];
 
 /// "fencepos" in ASCII: the advisory lock of migrations.

@@ -45,6 +45,7 @@
 
 mod acquire;
 mod advance;
+mod audit;
 mod call;
 mod census;
 mod config;

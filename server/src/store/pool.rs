@@ -35,6 +35,7 @@ use super::{
 use crate::{
     clock::Moment,
     metrics::{PoolMetrics, count},
+    trace::Trace,
 };
 
 pub(super) type Param<'a> = &'a (dyn ToSql + Sync);
@@ -126,6 +127,7 @@ impl Pool {
             connection.keep();
             return Err(Failure::TooLate);
         }
+        let _work = Trace::current().statement(statement.name);
         let answer = self.send(connection, &[(statement, params)]).await?;
         let [rows] = <[Vec<Row>; 1]>::try_from(answer.rows)
             .map_err(|_| Failure::unknown("not as many answers as statements"))?;

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 use tokio_postgres::Row;
 
 use super::{
-    Inner, Store,
+    Inner, Store, audit,
     call::{Abandoned, Ask, Call},
     failure::Failure,
     pool::Bound,
@@ -15,6 +15,7 @@ use super::{
     row, statement, unknown_outcome,
 };
 use crate::{
+    caller::Caller,
     clock::Moment,
     lock::{FencingToken, Outage, Owner, ReleaseError, Resource},
 };
@@ -25,6 +26,7 @@ pub(crate) struct Release {
     pub(crate) resource: Resource,
     pub(crate) owner: Owner,
     pub(crate) token: FencingToken,
+    pub(crate) caller: Caller,
 }
 
 impl Store {
@@ -65,7 +67,7 @@ impl InRounds for Release {
     }
 
     fn judge(&self, inner: &Inner, row: &Row, _: Moment) -> Option<Result<(), ReleaseError>> {
-        let verdict = inner.judge_release(row);
+        let verdict = inner.judge_release(self, row);
         Some(verdict.unwrap_or_else(|failure| Err(Outage::from(failure).into())))
     }
 }
@@ -104,14 +106,15 @@ impl Inner {
                 deadline,
             )
             .await?;
-        self.judge_release(row::only(&answer.rows)?)
+        self.judge_release(ask, row::only(&answer.rows)?)
     }
 
-    fn judge_release(&self, row: &Row) -> Result<Result<(), ReleaseError>, Failure> {
+    fn judge_release(&self, ask: &Release, row: &Row) -> Result<Result<(), ReleaseError>, Failure> {
         Ok(match row::column(row, "outcome")? {
             "released" => {
                 let held = row::micros(row, "held_us")?;
-                self.metrics.held.observe(held.as_secs_f64());
+                self.metrics.held(ask.resource.as_str(), held);
+                audit::released(&ask.caller, ask, held);
                 Ok(())
             }
             "not_found" => Err(ReleaseError::NotFound),

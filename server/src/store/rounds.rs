@@ -31,6 +31,7 @@ use crate::{
     clock::Moment,
     lock::Outage,
     metrics::{LaneMetric, LaneMetrics},
+    trace::Trace,
 };
 
 /// A round that is not answered for so long may be stuck on a connection that is
@@ -96,8 +97,10 @@ fn bind<Q: InRounds>(calls: &mut [Waiting<Q>]) -> Option<Bound<'_>> {
 }
 
 /// The row of each resource.
-pub(super) fn by_resource(rows: &[Row]) -> HashMap<&str, &Row> {
-    rows.iter()
+pub(super) fn by_resource<'a>(
+    rows: impl IntoIterator<Item = &'a Row>,
+) -> HashMap<&'a str, &'a Row> {
+    rows.into_iter()
         .filter_map(|row| Some((row::column(row, "resource").ok()?, row)))
         .collect()
 }
@@ -168,6 +171,7 @@ impl Inner {
         let highest = self.highest();
         let orphans = acquire::attempts(&mut round.acquires, &self.config.limits);
         let answer = {
+            let _work = Trace::round(round.traces());
             let statements = [
                 acquire::bind(&round.acquires, &orphans),
                 bind(&mut round.releases),
@@ -179,12 +183,14 @@ impl Inner {
         match answer {
             Ok(Answer { rows, sent }) => {
                 let [acquired, released, renewed, got] = &rows;
-                let rows = by_resource(acquired);
+                let (rows, mut ended) = acquire::split(acquired);
                 let mut again = Vec::new();
                 for (crowd, orphan) in round.acquires.into_iter().zip(orphans) {
-                    let row = rows.get(crowd.first.ask.resource.as_str());
-                    let verdict =
-                        row.map(|row| self.judge(&crowd.first.ask, highest, row, sent, orphan));
+                    let ask = &crowd.first.ask;
+                    let name = ask.resource.as_str();
+                    let verdict = rows
+                        .get(name)
+                        .map(|row| self.judge(ask, highest, row, ended.remove(name), sent, orphan));
                     again.extend(self.settle_crowd(crowd, verdict));
                 }
                 if !again.is_empty() {

@@ -1,6 +1,9 @@
 //! What a server exports, read as Prometheus reads it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+};
 
 use fencepost_support::Server;
 
@@ -48,7 +51,12 @@ pub(crate) struct Scrape {
 
 impl Scrape {
     pub(crate) async fn of(server: &Server) -> Self {
-        let (code, text) = health::get(server.http(), "/metrics").await;
+        Self::at(server.http()).await
+    }
+
+    /// Of any program.
+    pub(crate) async fn at(address: SocketAddr) -> Self {
+        let (code, text) = health::get(address, "/metrics").await;
         assert_eq!(code, 200);
         let kind = |line: &str| {
             let (name, kind) = line.strip_prefix("# TYPE ")?.split_once(' ')?;

@@ -31,8 +31,8 @@ const GATES: &str = "
 /// Counts the statements that take many locks.
 const COUNTER: &str = "
     CREATE SEQUENCE public.statements;
-    ALTER FUNCTION fencepost.acquire_all_v1 RENAME TO acquire_all_real;
-    CREATE FUNCTION fencepost.acquire_all_v1(text[], text[], text[], uuid[], bigint[], jsonb[])
+    ALTER FUNCTION fencepost.acquire_all_v2 RENAME TO acquire_all_real;
+    CREATE FUNCTION fencepost.acquire_all_v2(text[], text[], text[], uuid[], bigint[], jsonb[])
     RETURNS TABLE (
         resource text, outcome text, owner text, fencing_token bigint, acquired_at timestamptz,
         expires_at timestamptz, remaining_us bigint, ttl_ms bigint, labels jsonb

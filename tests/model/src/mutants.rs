@@ -31,7 +31,7 @@ pub struct Mutant {
 
 /// Calls do not go in rounds: each is judged by the function for a single one.
 const SINGLY: (&str, &str, &str) = (
-    "acquire_all_v1",
+    "acquire_all_v2",
     "WHERE i.postmaster_start = pg_postmaster_start_time()",
     "WHERE false AND i.postmaster_start = pg_postmaster_start_time()",
 );
@@ -83,7 +83,7 @@ pub const MUTANTS: &[Mutant] = &[
         edits: &[
             SINGLY,
             (
-                "acquire_v1",
+                "acquire_v2",
                 "fencing_token = nextval('fencepost.fencing_tokens'),\n               prev_token = l.fencing_token",
                 "fencing_token = EXCLUDED.fencing_token,\n               prev_token = 0",
             ),
@@ -112,8 +112,8 @@ pub const MUTANTS: &[Mutant] = &[
         scenario: Scenario::RowLocks,
         caught_by: &["ended", "answers", "exclusion", "kept"],
         edits: &[
-            ("acquire_v1", "clock_timestamp()", "now()"),
-            ("acquire_all_v1", "clock_timestamp()", "now()"),
+            ("acquire_v2", "clock_timestamp()", "now()"),
+            ("acquire_all_v2", "clock_timestamp()", "now()"),
             ("renew_v1", "clock_timestamp()", "now()"),
             ("renew_all_v1", "clock_timestamp()", "now()"),
             ("release_v2", "clock_timestamp()", "now()"),
@@ -126,12 +126,12 @@ pub const MUTANTS: &[Mutant] = &[
         caught_by: &["answers"],
         edits: &[
             (
-                "acquire_v1",
+                "acquire_v2",
                 "SELECT c.t, c.t + make_interval",
                 "SELECT clock_timestamp(), clock_timestamp() + make_interval",
             ),
             (
-                "acquire_all_v1",
+                "acquire_all_v2",
                 "f.t, f.t + make_interval",
                 "clock_timestamp(), clock_timestamp() + make_interval",
             ),
@@ -163,22 +163,22 @@ pub const MUTANTS: &[Mutant] = &[
         caught_by: &["tokens"],
         edits: &[
             (
-                "acquire_v1",
+                "acquire_v2",
                 "IF seen.identity_holds IS NOT TRUE THEN",
                 "IF false THEN",
             ),
             (
-                "acquire_v1",
-                "IF fencing_token < seen.first_token THEN",
+                "acquire_v2",
+                "IF granted.fencing_token < seen.first_token THEN",
                 "IF false THEN",
             ),
             (
-                "acquire_all_v1",
+                "acquire_all_v2",
                 "WHERE i.postmaster_start = pg_postmaster_start_time()\n           AND i.sequence_file = pg_relation_filepath('fencepost.fencing_tokens')",
                 "",
             ),
             (
-                "acquire_all_v1",
+                "acquire_all_v2",
                 "WHEN g.fencing_token < i.first_token THEN",
                 "WHEN false THEN",
             ),

@@ -6,6 +6,7 @@ use tokio::{runtime::Builder, time::Instant};
 
 use super::{Lane, Round};
 use crate::{
+    caller::Caller,
     lock::{
         AcquireError, FencingToken, Labels, Outage, Owner, ReleaseError, RequestId, Resource,
         TtlLimits,
@@ -32,7 +33,7 @@ fn store() -> Store {
         limits: Limits::within(MINUTE),
     };
     let url = "postgresql://nobody@127.0.0.1:1/none".parse().unwrap();
-    Store::new(&url, config, Metrics::new().store).unwrap()
+    Store::new(&url, config, Metrics::new(0).store).unwrap()
 }
 
 struct Stage {
@@ -44,7 +45,7 @@ impl Stage {
     fn new() -> Self {
         Self {
             store: store(),
-            lane: Lane::new(Metrics::new().store.lanes.calls),
+            lane: Lane::new(Metrics::new(0).store.lanes.calls),
         }
     }
 
@@ -90,6 +91,7 @@ fn acquire(resource: &str, owner: &str) -> Acquire {
         ttl: any.check(MINUTE).unwrap(),
         labels: Labels::stored(BTreeMap::new()),
         request_id: RequestId::new(String::new()).unwrap(),
+        caller: Caller::default(),
     }
 }
 
@@ -98,6 +100,7 @@ fn release(resource: &str, token: i64) -> Release {
         resource: named(resource),
         owner: Owner::stored("a".to_owned()),
         token: FencingToken::stored(token),
+        caller: Caller::default(),
     }
 }
 

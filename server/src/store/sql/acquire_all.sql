@@ -1,2 +1,2 @@
 SELECT resource, outcome, owner, fencing_token, acquired_at, expires_at, remaining_us, ttl_ms, labels
-  FROM fencepost.acquire_all_v1($1, $2, $3, $4, $5, $6)
+  FROM fencepost.acquire_all_v2($1, $2, $3, $4, $5, $6)

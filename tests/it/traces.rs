@@ -1,0 +1,252 @@
+//! Traces: what is exported of calls, and that nobody waits for it.
+
+mod collector;
+
+use std::time::{Duration, Instant};
+
+use fencepost_support::{
+    Server,
+    calls::{self, granted, refused, release},
+    postgres::fresh_database,
+    proxy::Proxy,
+    row_lock::RowLock,
+    server::{Builder, Client},
+    system::free_address,
+};
+use tonic::{Request, Status};
+
+use self::collector::{Collector, attribute, is_call};
+use crate::{
+    keep_alive::stage::{Stream, request},
+    programs::{bare, cli, run},
+    world::LONG,
+};
+
+const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+const PARENT: &str = "00f067aa0ba902b7";
+
+fn traced(url: &str, collector: &str) -> Builder {
+    Server::builder(url)
+        .flag("--otlp-endpoint", collector)
+        .flag("--drain-delay", "0s")
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Looks at a lock, with this for a trace context.
+async fn look(client: &mut Client, resource: &str, traceparent: &str) -> Result<(), Status> {
+    let mut request = Request::new(fencepost_proto::v1::GetRequest {
+        resource: resource.to_owned(),
+    });
+    let value = traceparent.parse().unwrap();
+    request.metadata_mut().insert("traceparent", value);
+    client.get(request).await.map(drop)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_has_a_span_and_a_link_to_its_round() {
+    let database = fresh_database().await;
+    let collector = Collector::start().await;
+    let server = traced(&database.url(), &collector.url()).ready().await;
+    let mut client = server.client().await;
+    let owner = "somebody's name";
+    let lock = granted(&mut client, "nightly-report", owner, LONG).await;
+    refused(&mut client, "nightly-report", "another", LONG).await;
+    let sampled = format!("00-{TRACE}-{PARENT}-01");
+    look(&mut client, "nightly-report", &sampled).await.unwrap();
+    let token = lock.fencing_token;
+    release(&mut client, "nightly-report", owner, token + 1)
+        .await
+        .unwrap_err();
+
+    let call = |method: &'static str, key: &'static str, value: String| {
+        let collector = &collector;
+        async move {
+            let what = format!("{method} with {key} = {value}");
+            let span = collector.span(&what, |span| is_call(span, method, key, &value));
+            span.await
+        }
+    };
+    let acquire = call("Acquire", "token", token.to_string()).await;
+    assert_eq!(attribute(&acquire, "fencepost.outcome").unwrap(), "granted");
+    // printf %s nightly-report | sha256sum | cut -c1-16
+    let hash = attribute(&acquire, "fencepost.resource_hash").unwrap();
+    assert_eq!(hash, "6743ba10a2b2c487");
+    assert_eq!(attribute(&acquire, "rpc.grpc.status_code").unwrap(), "0");
+    assert!(acquire.end_time_unix_nano > acquire.start_time_unix_nano);
+    call("Acquire", "outcome", "held".to_owned()).await;
+    call("Release", "reason", "TOKEN_UNKNOWN".to_owned()).await;
+
+    let [link] = &acquire.links[..] else {
+        panic!("{acquire:?}");
+    };
+    let is_round = |span: &opentelemetry_proto::tonic::trace::v1::Span| {
+        span.name == "round" && span.span_id == link.span_id && span.trace_id == link.trace_id
+    };
+    let round = collector.span("the round", is_round).await;
+    assert_eq!(round.links[0].span_id, acquire.span_id);
+
+    let get = call("Get", "outcome", "held".to_owned()).await;
+    assert_eq!(hex(&get.trace_id), TRACE);
+    assert_eq!(hex(&get.parent_span_id), PARENT);
+
+    let text = collector.text();
+    for secret in ["nightly-report", owner, "another"] {
+        assert!(!text.contains(secret), "{secret} in {text}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_span_of_a_dropped_call_ends_with_it() {
+    let database = fresh_database().await;
+    let collector = Collector::start().await;
+    let server = traced(&database.url(), &collector.url()).ready().await;
+    let mut client = server.client().await;
+    let lock = granted(&mut client, "a", "owner", LONG).await;
+    let mut stream = Stream::open(&mut client, request(&lock)).await;
+    stream.next().await;
+    drop(stream);
+    let cancelled = |method: &'static str| {
+        let collector = &collector;
+        async move {
+            let what = format!("a cancelled {method}");
+            let is_it = |span: &_| {
+                let code = attribute(span, "rpc.grpc.status_code");
+                attribute(span, "rpc.method").as_deref() == Some(method)
+                    && code.as_deref() == Some("1")
+            };
+            collector.span(&what, is_it).await
+        }
+    };
+    cancelled("KeepAlive").await;
+
+    let row = RowLock::hold(&database.url(), "a").await;
+    let call = tokio::spawn({
+        let mut client = client.clone();
+        async move { calls::acquire(&mut client, "a", "owner", LONG).await }
+    });
+    row.wait_for_waiters(1).await;
+    call.abort();
+    cancelled("Acquire").await;
+    row.rollback().await;
+    // What it waited for is told of all the same: its statement, as a child.
+    let statement = collector
+        .span("the statement", |span| span.name == "acquire")
+        .await;
+    let acquire = cancelled("Acquire").await;
+    assert_eq!(statement.parent_span_id, acquire.span_id);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_caller_decides_and_else_the_ratio() {
+    let database = fresh_database().await;
+    let collector = Collector::start().await;
+    let server = traced(&database.url(), &collector.url())
+        .flag("--otlp-sample-ratio", "0")
+        .ready()
+        .await;
+    let mut client = server.client().await;
+    // Anything else than a trace context is as good as none.
+    let long = "0".repeat(5000);
+    for malformed in [
+        "",
+        "00",
+        "-",
+        "00-xyz",
+        &long,
+        &format!("00-{TRACE}-{PARENT}"),
+    ] {
+        let answer = look(&mut client, "nobody's", malformed).await;
+        assert_eq!(answer.unwrap_err().code(), tonic::Code::NotFound);
+    }
+    let unsampled = format!("00-{TRACE}-{PARENT}-00");
+    look(&mut client, "nobody's", &unsampled).await.unwrap_err();
+    let sampled = format!("00-{TRACE}-{PARENT}-01");
+    look(&mut client, "nobody's", &sampled).await.unwrap_err();
+    server.sigterm();
+    // The last spans are sent before the end.
+    assert!(server.wait_exit().await.success());
+    let spans = collector.spans();
+    let calls = spans.iter().filter(|span| span.name.contains('/'));
+    assert_eq!(calls.count(), 1, "{spans:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_call_waits_for_a_collector() {
+    let database = fresh_database().await;
+    let collector = Collector::start().await;
+    let silent = Proxy::start(collector.url()[7..].parse().unwrap()).await;
+    silent.black_hole();
+    for endpoint in [silent.address(), free_address()] {
+        let endpoint = format!("http://{endpoint}");
+        let server = traced(&database.url(), &endpoint).ready().await;
+        let mut client = server.client().await;
+        // More than wait for it.
+        let begun = Instant::now();
+        for n in 0..3000 {
+            let name = format!("nobody's {n}");
+            calls::get(&mut client, &name).await.unwrap_err();
+        }
+        let took = begun.elapsed();
+        assert!(took < Duration::from_secs(60), "{took:?}");
+        server.sigterm();
+        let begun = Instant::now();
+        assert!(server.wait_exit().await.success());
+        let took = begun.elapsed();
+        assert!(took < Duration::from_secs(10), "{took:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn logs_and_the_audit_log_name_the_callers_trace_without_a_collector() {
+    let database = fresh_database().await;
+    let server = Server::builder(&database.url())
+        .switch("--audit-log")
+        .ready()
+        .await;
+    let fencepost = async |arguments: &[&str]| {
+        let mut command = bare(cli());
+        command
+            .args(arguments)
+            .args(["--endpoint", &server.url()])
+            .env("TRACEPARENT", format!("00-{TRACE}-{PARENT}-01"));
+        run(command).await
+    };
+    let acquired = fencepost(&["acquire", "a", "--owner", "b", "--ttl", "1m"]).await;
+    assert_eq!(acquired.code, Some(0), "{}", acquired.stderr);
+    let unknown = (1_i64 << 52).to_string();
+    let renewed = fencepost(&["renew", "a", "--owner", "b", "--token", &unknown]).await;
+    assert_eq!(renewed.code, Some(76), "{}", renewed.stderr);
+    server
+        .wait_for_log("the audit", |line| {
+            line["target"] == "audit" && line["trace_id"] == TRACE
+        })
+        .await;
+    server
+        .wait_for_log("the alarm", |line| {
+            line["level"] == "ERROR" && line["span"]["trace_id"] == TRACE
+        })
+        .await;
+}
+
+#[tokio::test]
+async fn an_endpoint_with_credentials_is_refused_and_not_repeated() {
+    let database = fresh_database().await;
+    for endpoint in [
+        "http://user:swordfish@127.0.0.1:4317",
+        "https://127.0.0.1:4317",
+        "swordfish",
+        "http://127.0.0.1:4317/?key=swordfish",
+    ] {
+        let ended = traced(&database.url(), endpoint)
+            .try_start()
+            .await
+            .unwrap_err();
+        assert_eq!(ended.status.code(), Some(78), "{endpoint}");
+        let said = ended.lines.join("\n");
+        assert!(said.contains("--otlp-endpoint"), "{said}");
+        assert!(!said.contains("swordfish"), "{said}");
+    }
+}
