@@ -62,6 +62,12 @@ pub(crate) enum Command {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Kind {
     Fencepost,
+    /// Its metrics are read each second.
+    FencepostScraped,
+    /// With an audit log.
+    FencepostAudited,
+    /// Each call is traced, for a collector next door.
+    FencepostTraced,
     Etcd,
     Zookeeper,
     RedisAof,
@@ -80,6 +86,7 @@ pub(crate) enum Scenario {
     Keepalive,
     MillionRows,
     SlowFsync,
+    Overhead,
 }
 
 impl Kind {

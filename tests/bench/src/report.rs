@@ -13,7 +13,7 @@ pub(crate) fn table(scenario: Scenario, clients: usize, rows: &[Row]) -> String 
     let fencepost = rows.iter().find(|row| row.kind == Kind::Fencepost);
     let ours = fencepost.and_then(Row::cycles_per_s);
     let mut table = format!(
-        "\n{}, {}\n  {:<13}{:>10}{:>19}{:>11}{:>11}{:>14}  cpu % of a core",
+        "\n{}, {}\n  {:<18}{:>10}{:>19}{:>11}{:>11}{:>14}  cpu % of a core",
         scenario.name(),
         counted(scenario, clients),
         "system",
@@ -31,7 +31,7 @@ pub(crate) fn table(scenario: Scenario, clients: usize, rows: &[Row]) -> String 
         let ratio = ours.zip(row.cycles_per_s()).map(|(ours, its)| ours / its);
         let _ = write!(
             table,
-            "\n  {:<13}{:>10}{spread:>19}{:>11}{:>11}{:>14}  {}",
+            "\n  {:<18}{:>10}{spread:>19}{:>11}{:>11}{:>14}  {}",
             row.kind.name(),
             shown(row.cycles_per_s(), 0),
             shown(row.p50_us(), 0),

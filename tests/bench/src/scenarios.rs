@@ -45,6 +45,12 @@ fn line_up(scenario: Scenario) -> &'static [Kind] {
             Kind::RedisAof,
             Kind::SqlPerCall,
         ],
+        Scenario::Overhead => &[
+            Kind::Fencepost,
+            Kind::FencepostScraped,
+            Kind::FencepostAudited,
+            Kind::FencepostTraced,
+        ],
     }
 }
 
@@ -53,7 +59,7 @@ fn sizes(scenario: Scenario) -> &'static [usize] {
         Scenario::Uncontended => &[1, 16, 64, 256],
         Scenario::Hot | Scenario::Renew => &[64, 256],
         Scenario::Keepalive => &[1_000, 10_000],
-        Scenario::MillionRows | Scenario::SlowFsync => &[64],
+        Scenario::MillionRows | Scenario::SlowFsync | Scenario::Overhead => &[64],
     }
 }
 
@@ -89,7 +95,18 @@ impl Bench {
         if self.args.wants_scenario(Scenario::SlowFsync) {
             self.slow_fsync().await;
         }
+        if self.args.wants_scenario(Scenario::Overhead) {
+            self.overhead().await;
+        }
         self.rows
+    }
+
+    /// The same server with one thing more each.
+    async fn overhead(&mut self) {
+        let started = self.start(Scenario::Overhead, None).await;
+        for clients in self.sizes(Scenario::Overhead) {
+            self.cell(Scenario::Overhead, clients, &started).await;
+        }
     }
 
     /// What needs nothing but the systems as they are: started once for all.

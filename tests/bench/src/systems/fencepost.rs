@@ -1,22 +1,59 @@
-//! `fencepostd` with its default settings, on a Postgres of its own.
+//! `fencepostd` with its default settings, or watched in one way more, on a Postgres of
+//! its own.
 
 use std::net::SocketAddr;
 
-use fencepost_support::Server;
+use fencepost_support::{Server, server::Builder};
 
-use super::{Shim, System, locks, postgres::Postgres};
+use super::{
+    Shim, System,
+    beside::{self, Beside},
+    locks,
+    postgres::Postgres,
+};
 use crate::load::{Client, Result};
 
 pub(crate) struct Fencepost {
     server: Server,
     postgres: Postgres,
+    /// Held for as long as the server runs.
+    #[expect(dead_code, reason = "it ends when it is dropped")]
+    beside: Option<Beside>,
 }
 
 impl Fencepost {
     pub(crate) async fn start(shim: Option<&Shim>) -> Result<Self> {
+        Self::with(shim, |server| server, None).await
+    }
+
+    pub(crate) async fn scraped() -> Result<Self> {
+        let mut started = Self::start(None).await?;
+        started.beside = Some(beside::scraper(started.server.http()));
+        Ok(started)
+    }
+
+    pub(crate) async fn audited() -> Result<Self> {
+        Self::with(None, |server| server.switch("--audit-log"), None).await
+    }
+
+    pub(crate) async fn traced() -> Result<Self> {
+        let (collector, url) = beside::collector();
+        let to_it = |server: Builder| server.flag("--otlp-endpoint", &url);
+        Self::with(None, to_it, Some(collector)).await
+    }
+
+    async fn with(
+        shim: Option<&Shim>,
+        flags: impl FnOnce(Builder) -> Builder,
+        beside: Option<Beside>,
+    ) -> Result<Self> {
         let postgres = Postgres::start(shim).await?;
-        let server = Server::start(&postgres.url()).await;
-        Ok(Self { server, postgres })
+        let server = flags(Server::builder(&postgres.url())).ready().await;
+        Ok(Self {
+            server,
+            postgres,
+            beside,
+        })
     }
 
     pub(crate) fn address(&self) -> SocketAddr {

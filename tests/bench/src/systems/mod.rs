@@ -2,6 +2,7 @@
 //! client of it says.
 
 mod advisory;
+mod beside;
 mod etcd;
 mod fencepost;
 mod locks;
@@ -51,6 +52,9 @@ pub(crate) trait System: Send + Sync {
 pub(crate) async fn start(kind: Kind, shim: Option<&Shim>) -> Result<Box<dyn System>> {
     Ok(match kind {
         Kind::Fencepost => Box::new(Fencepost::start(shim).await?),
+        Kind::FencepostScraped => Box::new(Fencepost::scraped().await?),
+        Kind::FencepostAudited => Box::new(Fencepost::audited().await?),
+        Kind::FencepostTraced => Box::new(Fencepost::traced().await?),
         Kind::Etcd => Box::new(etcd::Etcd::start().await?),
         Kind::Zookeeper => Box::new(zookeeper::Zookeeper::start(shim).await?),
         Kind::RedisAof => Box::new(redis::Redis::start(redis::Log::EveryWrite, shim).await?),
