@@ -126,7 +126,7 @@ pub(crate) async fn acquire(
             Ok(Some((lock, granted))) => {
                 tracing::debug!(token = lock.fencing_token, "acquired");
                 let after = began.elapsed();
-                shared.told.observe(&Event::Acquired { after });
+                taking.wire.told.observe(&Event::Acquired { after });
                 let guard = Guard::start(&shared, taking.wire.clone(), lock, granted, margin);
                 // Nobody there to take it: dropped, and so given back.
                 let _: Result<(), _> = answer.send(Ok(guard));

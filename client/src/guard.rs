@@ -69,7 +69,6 @@ impl Guard {
             shared.thread.slept(),
             stopped,
             ends,
-            shared.told.clone(),
         );
         shared.thread.spawn(keeping);
         Self {

@@ -32,7 +32,6 @@ use crate::{
     guard::Releasing,
     keep_alive::{LONGEST_INTERVAL, Stream},
     lease::{Confirmation, Lease},
-    observe::Told,
     wire::{Key, Wire},
 };
 
@@ -64,7 +63,6 @@ pub(crate) async fn keep(
     mut slept: watch::Receiver<()>,
     mut stopped: oneshot::Receiver<Releasing>,
     ends: oneshot::Sender<Result<(), Error>>,
-    told: Told,
 ) {
     let granted = Moment::now();
     let span = tracing::info_span!(
@@ -80,7 +78,6 @@ pub(crate) async fn keep(
             key: &key,
             lease: &lease,
             renewing: &renewing,
-            told: &told,
         };
         let releasing = tokio::select! {
             biased;
@@ -89,14 +86,14 @@ pub(crate) async fn keep(
                 let reason = lease.lose(reason);
                 tracing::warn!(reason = reason.as_str(), "lost the lease");
                 let held = granted.elapsed();
-                told.observe(&Event::Lost { reason, held });
+                wire.told.observe(&Event::Lost { reason, held });
                 stopped.await
             }
         };
         let before = lease.remaining();
         if before.is_ok() {
             let held = granted.elapsed();
-            told.observe(&Event::Released { held });
+            wire.told.observe(&Event::Released { held });
         }
         // Nobody relies on it any longer.
         std::mem::forget(watched);
@@ -135,7 +132,6 @@ struct Keeper<'a> {
     lease: &'a Lease,
     /// Cancelled when nothing is to be renewed any longer.
     renewing: &'a CancellationToken,
-    told: &'a Told,
 }
 
 type Opening<'a> = Pin<Box<dyn Future<Output = Result<Open, Error>> + Send + 'a>>;
@@ -275,12 +271,12 @@ impl Keeper<'_> {
 
     fn renewed(&self, confirmed: Confirmation) -> Result<(), LostReason> {
         let slack = self.lease.renewed(confirmed)?;
-        self.told.observe(&Event::Renewed { slack });
+        self.wire.told.observe(&Event::Renewed { slack });
         Ok(())
     }
 
     fn failed(&self, via: Via, error: &Error) {
-        self.told.observe(&Event::RenewalFailed { via, error });
+        self.wire.told.observe(&Event::RenewalFailed { via, error });
     }
 
     /// Opens a stream and waits for its first word.

@@ -12,6 +12,7 @@ use crate::{
     keep_alive::Stream,
     lease::Confirmation,
     lock,
+    observe::Told,
 };
 
 /// Cheap to clone.
@@ -22,6 +23,8 @@ pub(crate) struct Wire {
     pub(crate) timeout: Duration,
     /// The trace that the calls belong to.
     pub(crate) traceparent: Option<AsciiMetadataValue>,
+    /// Who is told what becomes of the leases.
+    pub(crate) told: Told,
 }
 
 /// Which lease.

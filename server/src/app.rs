@@ -24,7 +24,7 @@ use crate::{
     metrics::Metrics,
     private_postgres::{PrivatePostgres, PrivatePostgresError},
     purge,
-    service::{self, Locks, health},
+    service::{self, EdgeLayer, Locks, health},
     shutdown::{Signal, Signals},
     store::{self, AdvanceError, Advanced, DatabaseUrl, MigrateError, Schema, Store, StoreConfig},
     telemetry::{Chain, LostLines},
@@ -315,14 +315,19 @@ impl Server {
         tasks.spawn(named("http", logged(served)));
         let limits = config.service.ttl;
         let locks = Locks::new(store.clone(), keep_alive.clone(), limits, &metrics);
+        let edge = EdgeLayer::new(
+            config.service.request_timeout,
+            calls.clone(),
+            metrics.rpcs,
+            tracer.clone(),
+        );
         let served = service::serve(
             listener,
             config.service,
             locks,
             health,
-            metrics,
-            tracer.clone(),
-            calls.clone(),
+            edge,
+            metrics.tls,
             closing.clone(),
         );
         tasks.spawn(named("grpc", logged(served)));

@@ -38,7 +38,7 @@ pub(super) struct Deadline {
 }
 
 #[derive(Clone)]
-pub(super) struct EdgeLayer {
+pub(crate) struct EdgeLayer {
     budget: Duration,
     calls: TaskTracker,
     metrics: RpcMetrics,
@@ -46,7 +46,8 @@ pub(super) struct EdgeLayer {
 }
 
 impl EdgeLayer {
-    pub(super) fn new(
+    /// `calls` counts the calls under way.
+    pub(crate) fn new(
         budget: Duration,
         calls: TaskTracker,
         metrics: RpcMetrics,
@@ -73,7 +74,7 @@ impl<S> Layer<S> for EdgeLayer {
 }
 
 #[derive(Clone)]
-pub(super) struct Edge<S> {
+pub(crate) struct Edge<S> {
     inner: S,
     settings: EdgeLayer,
 }

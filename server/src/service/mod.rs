@@ -21,17 +21,16 @@ use std::{pin::pin, sync::Arc, time::Duration};
 
 use fencepost_proto::v1::{self, lock_service_server::LockServiceServer};
 use tokio::net::TcpListener;
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 
-pub(crate) use self::locks::Locks;
+pub(crate) use self::{edge::EdgeLayer, locks::Locks};
 use self::{
-    edge::EdgeLayer,
     handshakes::Handshakes,
     health::HealthService,
     incoming::{Incoming, room},
 };
-use crate::{lock::TtlLimits, metrics::Metrics, telemetry::Chain, tls::Tls, trace::Tracer};
+use crate::{lock::TtlLimits, metrics::TlsMetrics, telemetry::Chain, tls::Tls};
 
 /// The largest request: the largest valid one is far smaller.
 const MAX_MESSAGE: usize = 64 * 1024;
@@ -53,16 +52,13 @@ pub(crate) struct ServiceConfig {
 
 /// Serves locks, health and reflection on `listener` until `closing`; then
 /// refuses new calls and returns once every connection has ended.
-///
-/// `calls` counts the calls under way.
 pub(crate) async fn serve(
     listener: TcpListener,
     config: ServiceConfig,
     locks: Locks,
     health: HealthService,
-    metrics: Metrics,
-    tracer: Tracer,
-    calls: TaskTracker,
+    edge: EdgeLayer,
+    metrics: TlsMetrics,
     closing: CancellationToken,
 ) -> Result<(), tonic::transport::Error> {
     let locks = LockServiceServer::new(locks).max_decoding_message_size(MAX_MESSAGE);
@@ -72,12 +68,7 @@ pub(crate) async fn serve(
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
     let mut router = server()
-        .layer(EdgeLayer::new(
-            config.request_timeout,
-            calls,
-            metrics.rpcs.clone(),
-            tracer,
-        ))
+        .layer(edge)
         .add_service(locks)
         .add_service(health.into_server());
     match (reflection().build_v1(), reflection().build_v1alpha()) {
@@ -91,8 +82,8 @@ pub(crate) async fn serve(
     let closed = closing.clone().cancelled_owned();
     match config.tls {
         Some(tls) => {
-            let follow = Arc::clone(&tls).follow(metrics.tls.clone(), closing);
-            let incoming = Handshakes::new(incoming, tls, metrics.tls);
+            let follow = Arc::clone(&tls).follow(metrics.clone(), closing);
+            let incoming = Handshakes::new(incoming, tls, metrics);
             let mut served = pin!(router.serve_with_incoming_shutdown(incoming, closed));
             tokio::select! {
                 ended = &mut served => ended,

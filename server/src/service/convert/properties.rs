@@ -15,7 +15,7 @@ use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
 
 use super::{acquire, duration, keep_alive, positive, renew, timestamp};
-use crate::lock::TtlLimits;
+use crate::{caller::Caller, lock::TtlLimits};
 
 const LIMITS: TtlLimits = TtlLimits {
     min: Duration::from_millis(500),
@@ -111,7 +111,7 @@ proptest! {
             ("request_id", is_name(&request_id, 0..=128)),
         ]);
         let request = v1::AcquireRequest { resource, owner, ttl, labels, request_id };
-        match acquire(request.clone(), LIMITS) {
+        match acquire(request.clone(), LIMITS, Caller::default()) {
             Err(status) => prop_assert_eq!(refused(&status), expected),
             Ok(taken) => {
                 prop_assert!(expected.is_empty(), "{:?} was accepted", expected);
