@@ -18,6 +18,9 @@ const OTHER: &str = "other";
 /// Longer parts are not told apart.
 const LONGEST: usize = 64;
 
+type Acquires = Family<[(&'static str, String); 2], Counter>;
+type Held = Family<[(&'static str, String); 1], Histogram, fn() -> Histogram>;
+
 /// Counts nothing unless it was asked for. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct PrefixMetrics(Option<Arc<Prefixes>>);
@@ -26,8 +29,8 @@ struct Prefixes {
     most: usize,
     known: RwLock<HashMap<String, Arc<OfPrefix>>>,
     other: Arc<OfPrefix>,
-    acquires: Family<[(&'static str, String); 2], Counter>,
-    held: Family<[(&'static str, String); 1], Histogram, fn() -> Histogram>,
+    acquires: Acquires,
+    held: Held,
 }
 
 struct OfPrefix {
@@ -106,11 +109,7 @@ impl Prefixes {
 }
 
 impl OfPrefix {
-    fn new(
-        prefix: &str,
-        acquires: &Family<[(&'static str, String); 2], Counter>,
-        held: &Family<[(&'static str, String); 1], Histogram, fn() -> Histogram>,
-    ) -> Self {
+    fn new(prefix: &str, acquires: &Acquires, held: &Held) -> Self {
         let label = || ("prefix", prefix.to_owned());
         let acquires = |outcome: &str| {
             acquires.get_or_create_owned(&[label(), ("outcome", outcome.to_owned())])

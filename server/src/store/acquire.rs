@@ -40,6 +40,10 @@ pub(crate) struct Acquire {
 }
 
 /// Who has the lock now.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "moved a few times; a box for each grant would cost more"
+)]
 pub(crate) enum Acquired {
     /// The caller has.
     Granted(Grant),
