@@ -94,6 +94,7 @@ async fn each_outcome_is_told_once() {
     assert_eq!(labels["odd"], odd);
     let peer = line["peer"].as_str().unwrap();
     assert!(peer.starts_with("127.0.0.1:"), "{peer}");
+    assert!(line["subject"].is_null(), "{line}");
     let line = told(&server, "a", "lost", "owner", &"second".into()).await;
     assert_eq!(line["fencing_token"], second.fencing_token);
     assert_eq!(line["next_fencing_token"], third.fencing_token);

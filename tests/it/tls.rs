@@ -12,6 +12,7 @@ use fencepost_support::{
     system::free_address,
     tls::HOUR,
 };
+use serde_json::Value;
 use tonic::Code;
 use tonic_health::pb::{
     HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
@@ -126,6 +127,21 @@ async fn the_health_port_stays_plain_and_serves_health_alone() {
     })
     .await;
     assert!(stage.server.wait_exit().await.success());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_audit_log_names_whom_a_certificate_names() {
+    let stage = Stage::with(true, |server| server.switch("--audit-log")).await;
+    stage.issue_client("worker", HOUR);
+    let client = stage.client(stage.as_client("worker"));
+    let guard = client.acquire("by-worker", options()).await.unwrap();
+    guard.release().await.unwrap();
+    for event in ["acquired", "released"] {
+        let told = |line: &Value| line["target"] == "audit" && line["event"] == event;
+        let line = stage.server.wait_for_log(event, told).await;
+        assert_eq!(line["subject"], "CN=worker", "{line}");
+        assert!(line["peer"].is_string(), "{line}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

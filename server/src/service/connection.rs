@@ -14,7 +14,7 @@ use tokio::{
 };
 use tonic::transport::server::Connected;
 
-use super::caller::Caller;
+use crate::caller::Caller;
 
 /// How long a client may take to begin.
 pub(super) const BEGINNING: Duration = Duration::from_secs(10);

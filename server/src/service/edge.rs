@@ -106,17 +106,12 @@ where
         let path = request.uri().path();
         let method = method(&self.settings.metrics, path);
         let trace = self.settings.tracer.call(method.name, request.headers());
-        let connected = connected(&request);
-        let caller = connected.map(tracing::field::display);
+        let caller = Caller::of(request.extensions()).in_trace(trace.id());
         let span = match trace.id() {
-            Some(trace_id) => tracing::info_span!("call", rpc = path, caller, %trace_id),
-            None => tracing::debug_span!("call", rpc = path, caller),
+            Some(trace_id) => tracing::info_span!("call", rpc = path, %caller, %trace_id),
+            None => tracing::debug_span!("call", rpc = path, %caller),
         };
         let observed = Observed::new(method, now, trace.clone());
-        let caller = Caller {
-            peer: connected.map(super::caller::Caller::address),
-            trace_id: trace.id(),
-        };
         request.extensions_mut().insert(caller);
         let token = self.settings.calls.token();
         let answer = self.inner.call(request);
@@ -137,11 +132,6 @@ where
             Box::pin(trace.scope(call))
         }
     }
-}
-
-/// What is known of whoever makes a call.
-fn connected(request: &Request<Body>) -> Option<&super::caller::Caller> {
-    super::caller::Caller::of(request.extensions())
 }
 
 /// Gives an answer that is not ours the form of the contract.

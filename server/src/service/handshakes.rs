@@ -25,11 +25,11 @@ use tokio_rustls::TlsAcceptor;
 use tokio_stream::Stream;
 
 use super::{
-    caller::Caller,
     connection::{BEGINNING, Connection},
     incoming::{Accepted, Incoming},
 };
 use crate::{
+    caller::Caller,
     metrics::TlsMetrics,
     telemetry::{Chain, Seldom},
     tls::Tls,

@@ -27,7 +27,8 @@ use tokio::{
 use tokio_stream::Stream;
 use tokio_util::sync::PollSemaphore;
 
-use super::{caller::Caller, connection::Connection};
+use super::connection::Connection;
+use crate::caller::Caller;
 
 const REST: Duration = Duration::from_millis(100);
 

@@ -101,18 +101,13 @@ fn deadline<T>(request: &Request<T>) -> Instant {
         .map_or_else(Instant::now, |deadline| deadline.call)
 }
 
-/// Who makes the call, as the edge has taken it down.
-fn caller<T>(request: &Request<T>) -> Caller {
-    request.extensions().get().cloned().unwrap_or_default()
-}
-
 #[tonic::async_trait]
 impl LockService for Locks {
     async fn acquire(
         &self,
         request: Request<v1::AcquireRequest>,
     ) -> Result<Response<v1::AcquireResponse>, Status> {
-        let (deadline, caller) = (deadline(&request), caller(&request));
+        let (deadline, caller) = (deadline(&request), Caller::of(request.extensions()));
         let ask = convert::acquire(request.into_inner(), self.ttl, caller)?;
         let resource = ask.resource.clone();
         let trace = traced(&resource);
@@ -128,7 +123,7 @@ impl LockService for Locks {
         &self,
         request: Request<v1::ReleaseRequest>,
     ) -> Result<Response<v1::ReleaseResponse>, Status> {
-        let (deadline, caller) = (deadline(&request), caller(&request));
+        let (deadline, caller) = (deadline(&request), Caller::of(request.extensions()));
         let ask = convert::release(request.into_inner(), caller)?;
         let resource = ask.resource.clone();
         let trace = traced(&resource);

@@ -3,9 +3,8 @@
 //! A call passes the [`edge`], which bounds its time and rewrites what tonic
 //! answers by itself; then its handler, which checks every field ([`convert`])
 //! before the database sees anything. Every error becomes a `tonic::Status` in
-//! [`status`] and nowhere else. Who calls is known as [`caller`] says.
+//! [`status`] and nowhere else. Who calls is known as [`caller`](crate::caller) says.
 
-mod caller;
 pub(crate) mod connection;
 mod convert;
 mod edge;

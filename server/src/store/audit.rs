@@ -6,7 +6,7 @@
 //! not told. What no answer says is not told either: a commit whose answer was lost
 //! shows as the replay, the loss or the giving back of its lease.
 
-use std::{net::SocketAddr, time::Duration};
+use std::time::Duration;
 
 use fencepost_proto::v1::reason;
 use tracing::Level;
@@ -23,11 +23,11 @@ fn is_on() -> bool {
 }
 
 fn peer(caller: &Caller) -> Option<String> {
-    caller.peer.as_ref().map(SocketAddr::to_string)
+    caller.peer().map(|peer| peer.to_string())
 }
 
 fn trace_id(caller: &Caller) -> Option<String> {
-    caller.trace_id.map(|id| id.to_string())
+    caller.trace_id().map(|id| id.to_string())
 }
 
 /// A lease was granted, and may have ended another.
@@ -46,6 +46,7 @@ pub(super) fn granted(caller: &Caller, lease: &Lease, ended: Option<&Ended>) {
             next_owner = lease.owner.as_str(),
             next_fencing_token = lease.token.get(),
             peer = peer(caller),
+            subject = caller.subject(),
             trace_id = trace_id(caller),
         );
     }
@@ -80,6 +81,7 @@ fn acquired(caller: &Caller, lease: &Lease, outcome: &str) {
         ttl_ms = millis(lease.ttl),
         labels = %row::labels_json(&lease.labels),
         peer = peer(caller),
+        subject = caller.subject(),
         trace_id = trace_id(caller),
     );
 }
@@ -94,6 +96,7 @@ pub(super) fn released(caller: &Caller, ask: &Release, held: Duration) {
             fencing_token = ask.token.get(),
             held_ms = millis(held),
             peer = peer(caller),
+            subject = caller.subject(),
             trace_id = trace_id(caller),
         );
     }
