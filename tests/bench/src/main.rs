@@ -46,7 +46,7 @@ async fn main() -> Result<()> {
     let json: Value = rows.iter().map(Row::json).collect();
     fs::write(out.join("peers.json"), format!("{json:#}\n"))?;
     fs::write(out.join("peers.svg"), chart::svg(&rows))?;
-    show(&report::figures(&figures::all(&rows)));
+    show(&report::figures(&figures::all(&rows), doubts.is_empty()));
     // Whoever looks at the end sees it as well.
     show(&doubts);
     show(&format!(

@@ -92,11 +92,12 @@ fn remarks(row: &Row) -> String {
     remarks.join(", ")
 }
 
-/// What must be reached, with a mark each.
-pub(crate) fn figures(figures: &[Figure]) -> String {
+/// What must be reached, with a mark each; without, where figures mean nothing.
+pub(crate) fn figures(figures: &[Figure], is_judged: bool) -> String {
     let mut list = "\nto be reached".to_owned();
     for figure in figures {
         let mark = match figure.is_reached() {
+            Some(_) if !is_judged => " ",
             Some(true) => "✓",
             Some(false) => "✗",
             None => "?",
