@@ -144,6 +144,7 @@ impl Store {
         ask: Acquire,
         deadline: Instant,
     ) -> Result<Acquired, AcquireError> {
+        self.0.begin(deadline).await.map_err(Outage::from)?;
         self.call(ask, Call::Acquire, deadline).await
     }
 }
@@ -310,7 +311,7 @@ impl Inner {
     pub(super) fn judge(
         self: &Arc<Self>,
         ask: &Acquire,
-        highest: Option<i64>,
+        highest: i64,
         row: &Row,
         ended: Option<Ended>,
         sent: Moment,
@@ -341,12 +342,9 @@ impl Inner {
         if let Some(orphan) = &mut unclaimed.orphan {
             orphan.granted(token);
             audit::granted(&ask.caller, &lease, ended.as_ref());
-            let need = match highest {
-                None => Some(Need::first(sent)),
-                Some(highest) => (lease.token.get() <= highest).then(|| Need::above(highest, sent)),
-            };
-            if need.is_some() {
-                return Ok(Verdict::Unusable(unclaimed, need));
+            if token.get() <= highest {
+                let need = Need::above(highest, sent);
+                return Ok(Verdict::Unusable(unclaimed, Some(need)));
             }
         } else {
             audit::replayed(&ask.caller, &lease);

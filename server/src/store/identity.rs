@@ -51,10 +51,10 @@ impl Need {
         }
     }
 
-    /// A statement sent at `sent` drew a token before this replica had leapt.
-    pub(super) fn first(sent: Moment) -> Self {
+    /// This replica has not leapt since it started.
+    fn first() -> Self {
         Self {
-            sent,
+            sent: Moment::now(),
             why: Why::First,
         }
     }
@@ -82,11 +82,19 @@ impl Inner {
         self.highest.fetch_max(token.get(), Ordering::AcqRel);
     }
 
-    /// The highest token that this replica knows of, once it has leapt: a statement
-    /// that is sent later must draw a higher one.
-    pub(super) fn highest(&self) -> Option<i64> {
-        let begun = self.identity.begun.load(Ordering::Acquire);
-        begun.then(|| self.highest.load(Ordering::Acquire))
+    /// The highest token that this replica knows of: a statement that is sent later
+    /// must draw a higher one.
+    pub(super) fn highest(&self) -> i64 {
+        self.highest.load(Ordering::Acquire)
+    }
+
+    /// Leaps before the first grant of this replica. Not after it, with the grant given
+    /// back: an owner that acquires anew would lose the lease that it had.
+    pub(super) async fn begin(&self, deadline: Instant) -> Result<(), Failure> {
+        if self.identity.begun.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        self.leap(Need::first(), deadline).await
     }
 
     /// Makes the sequence safe to draw from, unless that was done since.

@@ -218,9 +218,8 @@ impl Inner {
         }
         if row::column::<Option<bool>>(row, "identity_holds")? != Some(true) {
             self.leap(Need::since(sent), deadline).await?;
-        } else if self.highest().is_none() {
-            self.leap(Need::first(sent), deadline).await?;
         }
+        self.begin(deadline).await?;
         self.saw(FencingToken::stored(row::column(row, "token")?));
         if self.pool.lingering() >= self.config.pool_size {
             if *self.health.borrow() != Health::Unfit(Unfit::Stalled) {

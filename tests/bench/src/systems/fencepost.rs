@@ -17,7 +17,6 @@ pub(crate) struct Fencepost {
     server: Server,
     postgres: Postgres,
     /// Held for as long as the server runs.
-    #[expect(dead_code, reason = "it ends when it is dropped")]
     beside: Option<Beside>,
 }
 
