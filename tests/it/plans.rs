@@ -163,6 +163,7 @@ impl Session {
         let token = async || self.run("get", &get, "fencing_token").await;
 
         self.run("check", "", "version").await;
+        assert_eq!(self.run("strangers", "", "format").await, "null");
         self.run("position", "", "token").await;
         self.run("leap", "0, false", "leapt").await;
         let holds = self.run("probe", "", "identity_holds").await;

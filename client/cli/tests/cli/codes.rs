@@ -147,7 +147,7 @@ async fn wrong_configuration_is_78() {
     for endpoint in [
         "",
         "127.0.0.1:50051",
-        "https://a:1",
+        "ftp://a:1",
         "http://u:secret@a:1",
         "http://a:1,",
     ] {
