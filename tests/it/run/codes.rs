@@ -77,7 +77,7 @@ async fn our_own_codes_differ_and_can_be_moved() {
         (&nobody, &free, &["--wait", "0s", "--timeout", "500ms"], 69),
         (&nobody, &free, &["--wait", "700ms"], 69),
         (&there, &free, &["--ttl", "1ms"], 64),
-        ("https://a:1", &free, &[], 78),
+        ("ftp://a:1", &free, &[], 78),
     ];
     for (endpoint, resource, flags, number) in cases {
         for (own, moved) in [(&[][..], 0), (&["--own-exit-codes", "200"], 136)] {
