@@ -83,8 +83,8 @@ async fn an_expired_lock_is_free_everywhere_and_never_has_a_negative_rest() {
             match calls::get(client, "a").await {
                 Ok(lock) => {
                     let rest = calls::span(lock.remaining);
+                    // Nothing is left of one that ran out on its way.
                     assert!(rest <= SHORT, "{rest:?}");
-                    assert!(!rest.is_zero());
                     let ttl = calls::span(lock.ttl);
                     assert_eq!(ttl, SHORT);
                 }
