@@ -177,23 +177,23 @@ async fn five_thousand_calls_cancelled_at_once_end_no_stream() {
     let mut client = Client::new(wide(&server).await);
     let streams = open_many(&mut client, &database, "stream", STREAMS, ttl).await;
     let streams = follow_all(streams, Instant::now() + Duration::from_secs(9));
-    for round in 0..2 {
-        let mut calls = JoinSet::new();
-        for n in 0..CALLS {
-            let mut client = client.clone();
-            calls.spawn(async move {
-                let name = format!("call-{round}-{n}");
-                acquire(&mut client, &name, "a", LONG).await.map(drop)
-            });
-        }
-        // All are under way, the first few answered.
-        let first = calls.join_next().await.unwrap().unwrap();
-        let left = calls.len();
-        calls.abort_all();
-        while calls.join_next().await.is_some() {}
-        println!("{left} cancelled, the first one {first:?}");
-        assert!(left > CALLS / 2, "{left}");
+    // Once: a client's own HTTP/2 ends a connection after 1,024 late answers to calls that
+    // it has forgotten, and a busy server sends some hundred.
+    let mut calls = JoinSet::new();
+    for n in 0..CALLS {
+        let mut client = client.clone();
+        calls.spawn(async move {
+            let name = format!("call-{n}");
+            acquire(&mut client, &name, "a", LONG).await.map(drop)
+        });
     }
+    // All are under way, the first few answered.
+    let first = calls.join_next().await.unwrap().unwrap();
+    let left = calls.len();
+    calls.abort_all();
+    while calls.join_next().await.is_some() {}
+    println!("{left} cancelled, the first one {first:?}");
+    assert!(left > CALLS / 2, "{left}");
     let streams = streams.join_all().await;
     let (renewals, tightest, longest) = Report::sum(&streams);
     println!(
