@@ -96,9 +96,9 @@ async fn thirty_clients_on_a_pool_of_two_survive_a_restart_of_the_pooler() {
         let client = replicas[n % 2].client().await;
         clients.spawn(contend(client, n, Arc::clone(&over), Arc::clone(&history)));
     }
-    wait_for_grants(&history, 100).await;
+    wait_for_grants(&history, 30).await;
     pooler.restart().await;
-    wait_for_grants(&history, 100).await;
+    wait_for_grants(&history, 30).await;
     over.store(true, Ordering::Relaxed);
     let away: u32 = clients.join_all().await.into_iter().sum();
     println!("{} grants, {away} calls refused", history.len());
