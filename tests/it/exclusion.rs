@@ -191,7 +191,8 @@ impl Contender {
             }
             match calls::renew(&mut self.client, name, &self.owner, token, None).await {
                 Ok(lock) => believed = believed.max(deadline(asked, span(lock.remaining))),
-                Err(status) if status.code() == Code::Aborted => return believed,
+                // Too late: somebody else may even have had it, and given it back.
+                Err(status) if is_over(&status) => return believed,
                 Err(status) => self.transient(&status).await,
             }
         }
