@@ -51,8 +51,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Make or update the schema, and stop.
     Migrate,
-    /// Move the fencing tokens ahead by hand: after a data-only restore, or
-    /// after a virtual machine was rolled back together with its memory.
+    /// Move the fencing tokens ahead by hand: after a data-only restore beside
+    /// running servers, or after a virtual machine was rolled back together with its memory.
     AdvanceTokens {
         /// Go at least this far. Never lowers.
         #[arg(long, value_name = "TOKEN", value_parser = clap::value_parser!(i64).range(1..))]

@@ -200,16 +200,19 @@ async fn tokens_hold_when_a_template_copy_takes_the_place_of_the_original() {
     drop(server);
 
     // Under the name of the original.
-    admin
-        .run(&format!("DROP DATABASE {name} WITH (FORCE)"))
-        .await;
-    admin
-        .run(&format!("ALTER DATABASE {name}_copy_two RENAME TO {name}"))
-        .await;
+    put_in_place(&admin, name, "copy_two").await;
     assert_forgotten(&database.client().await, &lost).await;
     let server = Server::start(&database.url()).await;
     let mut client = server.client().await;
     assert_above_all(&record, &mut client, "lost").await;
+}
+
+/// Puts the database that is called `name` and `suffix` in the place of `name`.
+async fn put_in_place(admin: &Session, name: &str, suffix: &str) {
+    let drop = format!("DROP DATABASE {name} WITH (FORCE)");
+    admin.run(&drop).await;
+    let rename = format!("ALTER DATABASE {name}_{suffix} RENAME TO {name}");
+    admin.run(&rename).await;
 }
 
 /// Put aside and put back it is as it was, identity included, while another has
@@ -236,12 +239,7 @@ async fn tokens_hold_when_a_database_that_was_put_aside_comes_back() {
     let lost = record.burst(&mut server.client().await, "lost", 60).await;
     drop(server);
 
-    admin
-        .run(&format!("DROP DATABASE {name} WITH (FORCE)"))
-        .await;
-    admin
-        .run(&format!("ALTER DATABASE {name}_aside RENAME TO {name}"))
-        .await;
+    put_in_place(&admin, name, "aside").await;
     assert_forgotten(&database.client().await, &lost).await;
     let server = Server::start(&database.url()).await;
     let mut client = server.client().await;

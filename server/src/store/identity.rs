@@ -131,16 +131,7 @@ impl Inner {
         }
         Ok(())
     }
-}
 
-/// Where the tokens are.
-pub(super) struct Position {
-    pub(super) token: i64,
-    /// Where a leap would take them by the clock.
-    pub(super) by_clock: i64,
-}
-
-impl Inner {
     pub(super) async fn position(&self, deadline: Instant) -> Result<Position, Failure> {
         let answer = self.pool.run(&statement::POSITION, &[], deadline).await?;
         let row = row::only(&answer.rows)?;
@@ -149,6 +140,13 @@ impl Inner {
             by_clock: row::column(row, "by_clock")?,
         })
     }
+}
+
+/// Where the tokens are.
+pub(super) struct Position {
+    pub(super) token: i64,
+    /// Where a leap would take them by the clock.
+    pub(super) by_clock: i64,
 }
 
 /// What `leap.sql` did.
