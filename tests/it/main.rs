@@ -53,6 +53,7 @@ mod private;
 mod programs;
 mod refusals;
 mod replicas;
+mod rolling;
 mod rounds;
 mod row_locks;
 mod run;
