@@ -4,7 +4,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test test-postgres mutants polyglot soak chaos chaos-patroni deploy-check bench demo check fmt clean-tools \
+.PHONY: help setup run test test-postgres mutants polyglot soak chaos chaos-patroni deploy-check bench demo incident check fmt clean-tools \
 	check-fmt check-shell check-proto check-deps check-clippy check-doc
 
 # The debug profile: its first build is far shorter than a release build, and a
@@ -86,6 +86,12 @@ demo: ## Show a frozen holder's late write being refused, in under a minute
 	@deploy/setup.sh
 	cargo build -p fencepost-server -p fencepost-cli
 	@deploy/demo.sh $(BIN)
+
+# Not part of test: the `for:` of the alerts is real time.
+incident: ## Take the database away, under a real Prometheus with the alerts and the dashboard (13 minutes)
+	@deploy/setup.sh incident
+	cargo build -p fencepost-server -p fencepost-cli
+	@exec python3 deploy/incident.py $(BIN)
 
 check: check-fmt check-shell check-proto check-deps check-clippy check-doc ## Check format, lints, docs, the contract and the dependencies
 

@@ -6,6 +6,7 @@
 #   setup.sh bench    also etcd, ZooKeeper and Redis, for the benchmark; what cannot
 #                     be installed is left out, and reported as not measured
 #   setup.sh patroni  also Patroni, etcd and HAProxy, for failovers under load
+#   setup.sh incident also Prometheus, for an incident that the alerts must see
 #   setup.sh where    prints the directory of PostgreSQL's programs
 #
 # With everything in place it says nothing, changes nothing and takes no time.
@@ -136,7 +137,7 @@ install() {
         can_install || die "$1 is missing. Run as root: apt-get install $package"
         case $1 in
         postgres) apt_postgres ;;
-        pgbouncer | haproxy | patroni) apt_without_service "$1" ;;
+        pgbouncer | haproxy | patroni | prometheus) apt_without_service "$1" ;;
         etcd) apt_without_service "$package" etcd ;;
         *) apt_install "$package" ;;
         esac
@@ -222,6 +223,12 @@ patroni)
     need_program etcd
     need_patroni
     ;;
+incident)
+    need_build_tools
+    need_postgres
+    need_program prometheus
+    need_program python3
+    ;;
 bench)
     need_build_tools
     need_postgres
@@ -234,6 +241,6 @@ where)
     postgres_dir
     ;;
 *)
-    die "unknown word '$1': run, test, bench, patroni or where"
+    die "unknown word '$1': run, test, bench, patroni, incident or where"
     ;;
 esac
