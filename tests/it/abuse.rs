@@ -21,7 +21,12 @@ use fencepost_support::{
     system::free_address,
 };
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
-use tokio::{task::JoinSet, time::timeout};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    task::JoinSet,
+    time::timeout,
+};
 
 use self::attacks::Attack;
 use crate::{holders::Holders, usage::Usage, world::LONG};
@@ -123,4 +128,61 @@ async fn whoever_does_not_begin_is_let_go() {
     assert!(all.is_ok(), "somebody is still connected");
     println!("the last was let go after {:?}", began.elapsed());
     granted(&mut quiet, "after", "quiet", LONG).await;
+}
+
+/// The HTTP port has few places. Who sends a request in drips, or does not read its
+/// answers, keeps none of them; who is silent between two requests does.
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_takes_too_long_for_an_http_exchange_is_let_go() {
+    const LIMIT: Duration = Duration::from_secs(10);
+    let database = fresh_database().await;
+    let server = Server::start(&database.url()).await;
+    let http = server.http();
+    let mut kept = TcpStream::connect(http).await.unwrap();
+    assert_eq!(livez(&mut kept).await, 200);
+
+    let mut peers = JoinSet::new();
+    for _ in 0..20 {
+        peers.spawn(async move {
+            let began = Instant::now();
+            let mut peer = Peer::connect(http).await.unwrap();
+            // Enough for a connection to have begun.
+            peer.send(b"GET /livez HTTP/1.1\r\nHost: a\r\nX-Long: ")
+                .await
+                .unwrap();
+            _ = peer.drip(&[b'x'; 60], Duration::from_millis(500)).await;
+            peer.closed().await;
+            began.elapsed()
+        });
+    }
+    peers.spawn(async move {
+        let began = Instant::now();
+        let mut peer = Peer::connect(http).await.unwrap();
+        let many = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n".repeat(1000);
+        while peer.send(&many).await.is_ok() {}
+        began.elapsed()
+    });
+    while let Some(took) = timeout(LIMIT * 2, peers.join_next())
+        .await
+        .expect("somebody is still there")
+    {
+        let took = took.unwrap();
+        assert!(took + Duration::from_secs(1) > LIMIT, "{took:?}");
+    }
+    assert_eq!(livez(&mut kept).await, 200);
+}
+
+/// Asks on a connection that stays open; the code of the answer.
+async fn livez(stream: &mut TcpStream) -> u16 {
+    stream
+        .write_all(b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n")
+        .await
+        .unwrap();
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"\r\n\r\nok\n") {
+        let byte = stream.read_u8().await.unwrap();
+        answer.push(byte);
+    }
+    let answer = String::from_utf8(answer).unwrap();
+    answer.split(' ').nth(1).unwrap().parse().unwrap()
 }
