@@ -22,6 +22,11 @@ pub(super) const BEGINNING: Duration = Duration::from_secs(10);
 /// Bytes of a beginning: HTTP/2's preface. A whole request of HTTP/1, if short.
 const BEGUN: usize = 24;
 
+/// Bytes that a connection may be read in one turn. HTTP/2 makes a task of each request
+/// that it finds, so without an end to the turn, one that has ten thousand requests in its
+/// buffers puts them all before everybody else's.
+const TURN: usize = 8 * 1024;
+
 /// What carries the bytes.
 pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
@@ -37,6 +42,8 @@ pub(crate) struct Connection {
     silence: Option<Duration>,
     /// Bytes so far, as long as they are few.
     heard: usize,
+    /// Bytes of this turn.
+    turn: usize,
     _place: OwnedSemaphorePermit,
 }
 
@@ -53,6 +60,7 @@ impl Connection {
             patience: Some(Box::pin(tokio::time::sleep(BEGINNING))),
             silence,
             heard: 0,
+            turn: 0,
             _place: place,
         }
     }
@@ -92,9 +100,16 @@ impl AsyncRead for Connection {
         {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
         }
+        if self.turn >= TURN {
+            self.turn = 0;
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         let before = buffer.filled().len();
         ready!(Pin::new(&mut self.stream).poll_read(cx, buffer))?;
-        self.hear(buffer.filled().len() - before);
+        let bytes = buffer.filled().len() - before;
+        self.turn += bytes;
+        self.hear(bytes);
         Poll::Ready(Ok(()))
     }
 }
