@@ -148,12 +148,12 @@ async fn too_much_in_flight_is_overloaded() {
     let mut other = client.clone();
     let waiting = tokio::spawn(async move { renew(&mut other, "busy", "a", token, None).await });
     held.wait_for_waiters(1).await;
-    let answer = acquire(&mut client, "another", "a", LONG).await;
+    let answer = renew(&mut client, "busy", "a", token, None).await;
     let status = expect_error(answer, Code::ResourceExhausted, "OVERLOADED");
     expect_retryable(&status);
     held.rollback().await;
     waiting.await.unwrap().unwrap();
-    granted(&mut client, "another", "a", LONG).await;
+    renew(&mut client, "busy", "a", token, None).await.unwrap();
 }
 
 /// Two connections, both waiting for a row that somebody else holds.

@@ -227,7 +227,7 @@ async fn too_much_in_flight_is_refused_with_a_hint_when_to_return() {
     let database = fresh_database().await;
     let server = Server::builder(&database.url())
         .flag("--database-pool-size", "4")
-        .flag("--max-in-flight", "8")
+        .flag("--max-in-flight", "16")
         .ready()
         .await;
     let mut client = server.client().await;
@@ -240,14 +240,14 @@ async fn too_much_in_flight_is_refused_with_a_hint_when_to_return() {
         let mut client = client.clone();
         calls.spawn(async move { renew(&mut client, "a", "holder", token, None).await });
     }
-    // Eight wait, four are too many; that is said at once, not after a wait.
+    // Eight wait, which is half of the room; four are too many; that is said at once, not after a wait.
     let asked = Instant::now();
     for _ in 0..4 {
         let refused = calls.join_next().await.unwrap().unwrap();
         let status = expect_error(refused, Code::ResourceExhausted, "OVERLOADED");
         expect_retryable(&status);
     }
-    let refused = acquire(&mut client, "b", "owner", LONG).await;
+    let refused = renew(&mut client, "a", "holder", token, None).await;
     expect_error(refused, Code::ResourceExhausted, "OVERLOADED");
     assert!(
         asked.elapsed() < Duration::from_millis(1500),

@@ -47,6 +47,7 @@ mod names;
 mod object_stub;
 mod outage;
 mod outages;
+mod overload;
 mod pgbouncer;
 mod plans;
 mod private;

@@ -61,7 +61,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     lock::{Lease, Loss, Outage},
-    metrics::{Gauge, StreamMetrics, count},
+    metrics::{Counter, Gauge, StreamMetrics, count},
     store::{Renew, Store},
 };
 
@@ -127,6 +127,7 @@ pub(crate) struct KeepAlive {
     max_streams: usize,
     room: Arc<Semaphore>,
     open: Gauge,
+    shed: Counter,
 }
 
 type Id = u64;
@@ -186,6 +187,7 @@ impl KeepAlive {
             max_streams: config.max_streams,
             room: Arc::new(Semaphore::new(config.max_streams)),
             open: metrics.open.clone(),
+            shed: metrics.shed.clone(),
         };
         (
             handle,
@@ -195,9 +197,10 @@ impl KeepAlive {
 
     /// Opens a stream.
     pub(crate) async fn open(&self, keep: Keep) -> Result<Listener, Outage> {
-        let place = Arc::clone(&self.room)
-            .try_acquire_owned()
-            .map_err(|_| Outage::Overloaded)?;
+        let place = Arc::clone(&self.room).try_acquire_owned().map_err(|_| {
+            self.shed.inc();
+            Outage::Overloaded
+        })?;
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let (out, state) = watch::channel(State::Opening);
         let listener = Listener {

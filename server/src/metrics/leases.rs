@@ -7,6 +7,7 @@ use fencepost_proto::v1::reason;
 use super::{
     prefixes::PrefixMetrics,
     registry::{Counter, Gauge, Histogram, Registered, spans},
+    shed::ShedMetrics,
 };
 use crate::lock::Loss;
 
@@ -120,6 +121,8 @@ pub(crate) struct StreamMetrics {
     pub(crate) open: Gauge,
     pub(crate) renewals: RenewalMetrics,
     pub(crate) ended: StreamEnds,
+    /// Those that there was no room for.
+    pub(crate) shed: Counter,
 }
 
 /// Streams that have ended, by the reason in their last message.
@@ -135,7 +138,11 @@ pub(crate) struct StreamEnds {
 }
 
 impl StreamMetrics {
-    pub(super) fn new(registered: &mut Registered, renewals: RenewalMetrics) -> Self {
+    pub(super) fn new(
+        registered: &mut Registered,
+        renewals: RenewalMetrics,
+        shed: &ShedMetrics,
+    ) -> Self {
         let open = registered.one(
             "fencepost_streams",
             "KeepAlive streams that are open",
@@ -151,6 +158,7 @@ impl StreamMetrics {
         Self {
             open,
             renewals,
+            shed: shed.keep_alive.clone(),
             ended: StreamEnds {
                 lost: Losses::new(ended),
                 unavailable: ended(reason::STORE_UNAVAILABLE),

@@ -18,6 +18,7 @@ mod logs;
 mod prefixes;
 mod registry;
 mod rpcs;
+mod shed;
 mod store;
 mod tls;
 
@@ -25,13 +26,14 @@ use std::sync::Arc;
 
 pub(crate) use prometheus_client::encoding::prometheus_text::CONTENT_TYPE;
 
-pub(crate) use self::registry::Gauge;
 use self::registry::Registered;
+pub(crate) use self::registry::{Counter, Gauge};
 pub(crate) use self::{
     leases::{AcquireMetrics, RenewalMetrics, StreamMetrics},
     logs::LogMetrics,
     prefixes::PrefixMetrics,
     rpcs::{RpcMethod, RpcMetrics},
+    shed::{ShedMetric, ShedMetrics},
     store::{
         ClockMetrics, LaneMetric, LaneMetrics, LeapMetrics, PoolMetrics, StatementMetrics,
         StoreMetrics, count,
@@ -66,14 +68,15 @@ impl Metrics {
             Gauge::default,
         );
         version([env!("CARGO_PKG_VERSION")]).set(1);
+        let shed = Arc::new(ShedMetrics::new(&mut registered));
         let [by_calls, by_streams] = RenewalMetrics::by(["call", "stream"], &mut registered);
         Self {
             rpcs: RpcMetrics::new(&mut registered),
             acquires: AcquireMetrics::new(&mut registered, prefixes.clone()),
             renewals: by_calls,
-            streams: StreamMetrics::new(&mut registered, by_streams),
+            streams: StreamMetrics::new(&mut registered, by_streams, &shed),
             tls: TlsMetrics::new(&mut registered),
-            store: StoreMetrics::new(&mut registered, prefixes),
+            store: StoreMetrics::new(&mut registered, prefixes, shed),
             logs: LogMetrics::new(&mut registered),
             ready: registered.one(
                 "fencepost_ready",

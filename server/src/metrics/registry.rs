@@ -9,7 +9,7 @@ use prometheus_client::{
 };
 
 /// Its name is registered without the `_total` that the text adds.
-pub(super) type Counter = prometheus_client::metrics::counter::Counter;
+pub(crate) type Counter = prometheus_client::metrics::counter::Counter;
 pub(crate) type Gauge = prometheus_client::metrics::gauge::Gauge;
 /// A gauge with fractions.
 pub(super) type Fraction = prometheus_client::metrics::gauge::Gauge<f64, AtomicU64>;

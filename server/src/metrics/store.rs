@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use super::{
     prefixes::PrefixMetrics,
     registry::{Counter, Fraction, Gauge, Histogram, Registered, latencies, sizes, spans},
+    shed::ShedMetrics,
 };
 
 type Family<const N: usize, M> = Arc<dyn Fn([&'static str; N]) -> M + Send + Sync>;
@@ -12,8 +13,8 @@ type Family<const N: usize, M> = Arc<dyn Fn([&'static str; N]) -> M + Send + Syn
 #[derive(Clone)]
 pub(crate) struct StoreMetrics {
     pub(crate) lanes: LaneMetrics,
-    /// Calls at work or waiting.
-    pub(crate) in_flight: Gauge,
+    pub(crate) in_flight: InFlight,
+    pub(crate) shed: Arc<ShedMetrics>,
     held: Histogram,
     prefixes: PrefixMetrics,
     pub(crate) live: Gauge,
@@ -25,6 +26,13 @@ pub(crate) struct StoreMetrics {
     failures: Family<2, Counter>,
     connections: Family<2, Gauge>,
     no_connection: Family<2, Counter>,
+}
+
+/// Calls at work or waiting, by their room.
+#[derive(Clone)]
+pub(crate) struct InFlight {
+    pub(crate) asking: Gauge,
+    pub(crate) holding: Gauge,
 }
 
 /// The calls that go to the database together, and those that wait to.
@@ -41,6 +49,7 @@ pub(crate) struct LaneMetrics {
 pub(crate) struct LaneMetric {
     pub(crate) together: Histogram,
     pub(crate) waiting: Gauge,
+    pub(crate) shed: Arc<ShedMetrics>,
 }
 
 /// Leases that nobody was told of.
@@ -81,15 +90,16 @@ pub(crate) struct PoolMetrics {
 }
 
 impl StoreMetrics {
-    pub(super) fn new(registered: &mut Registered, prefixes: PrefixMetrics) -> Self {
+    pub(super) fn new(
+        registered: &mut Registered,
+        prefixes: PrefixMetrics,
+        shed: Arc<ShedMetrics>,
+    ) -> Self {
         Self {
             prefixes,
-            lanes: LaneMetrics::new(registered),
-            in_flight: registered.one(
-                "fencepost_calls_in_flight",
-                "Calls that are at work in the store, or wait there",
-                Gauge::default(),
-            ),
+            lanes: LaneMetrics::new(registered, &shed),
+            in_flight: InFlight::new(registered),
+            shed,
             held: registered.one(
                 "fencepost_lease_held_seconds",
                 "From the grant of a lease to its release",
@@ -173,8 +183,21 @@ impl StoreMetrics {
     }
 }
 
-impl LaneMetrics {
+impl InFlight {
     fn new(registered: &mut Registered) -> Self {
+        let room = registered.family(
+            "fencepost_calls_in_flight",
+            "Calls that are at work in the store, or wait there",
+            ["room"],
+            Gauge::default,
+        );
+        let [asking, holding] = ["asking", "holding"].map(|name| room([name]));
+        Self { asking, holding }
+    }
+}
+
+impl LaneMetrics {
+    fn new(registered: &mut Registered, shed: &Arc<ShedMetrics>) -> Self {
         let together = registered.family(
             "fencepost_round_calls",
             "Calls that went to the database together",
@@ -190,6 +213,7 @@ impl LaneMetrics {
         let [calls, gets, renewals] = ["calls", "gets", "renewals"].map(|lane| LaneMetric {
             together: together([lane]),
             waiting: waiting([lane]),
+            shed: Arc::clone(shed),
         });
         Self {
             calls,

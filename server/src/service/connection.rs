@@ -3,7 +3,7 @@
 use std::{
     io,
     pin::Pin,
-    task::{Context, Poll, ready},
+    task::{Context, Poll},
     time::Duration,
 };
 
@@ -106,7 +106,11 @@ impl AsyncRead for Connection {
             return Poll::Pending;
         }
         let before = buffer.filled().len();
-        ready!(Pin::new(&mut self.stream).poll_read(cx, buffer))?;
+        let Poll::Ready(read) = Pin::new(&mut self.stream).poll_read(cx, buffer) else {
+            self.turn = 0;
+            return Poll::Pending;
+        };
+        read?;
         let bytes = buffer.filled().len() - before;
         self.turn += bytes;
         self.hear(bytes);

@@ -108,10 +108,11 @@ impl LockService for Locks {
         request: Request<v1::AcquireRequest>,
     ) -> Result<Response<v1::AcquireResponse>, Status> {
         let (deadline, caller) = (deadline(&request), Caller::of(request.extensions()));
+        let peer = caller.peer();
         let ask = convert::acquire(request.into_inner(), self.ttl, caller)?;
         let resource = ask.resource.clone();
         let trace = traced(&resource);
-        let answer = self.store.acquire(ask, deadline).await;
+        let answer = self.store.acquire(ask, peer, deadline).await;
         self.observe_acquire(&resource, &answer, &trace);
         match answer {
             Ok(acquired) => Ok(Response::new(convert::acquired(acquired))),
@@ -124,11 +125,12 @@ impl LockService for Locks {
         request: Request<v1::ReleaseRequest>,
     ) -> Result<Response<v1::ReleaseResponse>, Status> {
         let (deadline, caller) = (deadline(&request), Caller::of(request.extensions()));
+        let peer = caller.peer();
         let ask = convert::release(request.into_inner(), caller)?;
         let resource = ask.resource.clone();
         let trace = traced(&resource);
         trace.note(TOKEN, ask.token.get());
-        match self.store.release(ask, deadline).await {
+        match self.store.release(ask, peer, deadline).await {
             Ok(()) => {
                 trace.note(OUTCOME, "released");
                 Ok(Response::new(v1::ReleaseResponse {}))
@@ -141,12 +143,12 @@ impl LockService for Locks {
         &self,
         request: Request<v1::RenewRequest>,
     ) -> Result<Response<v1::RenewResponse>, Status> {
-        let deadline = deadline(&request);
+        let (peer, deadline) = (Caller::of(request.extensions()).peer(), deadline(&request));
         let ask = convert::renew(request.into_inner(), self.ttl)?;
         let resource = ask.resource.clone();
         let trace = traced(&resource);
         trace.note(TOKEN, ask.token.get());
-        let answer = self.store.renew(ask, deadline).await;
+        let answer = self.store.renew(ask, peer, deadline).await;
         self.count_renewal(&answer);
         match answer {
             Ok(renewed) => {
@@ -163,10 +165,10 @@ impl LockService for Locks {
         &self,
         request: Request<v1::GetRequest>,
     ) -> Result<Response<v1::GetResponse>, Status> {
-        let deadline = deadline(&request);
+        let (peer, deadline) = (Caller::of(request.extensions()).peer(), deadline(&request));
         let resource = convert::get(request.into_inner())?;
         let trace = traced(&resource);
-        match self.store.get(resource.clone(), deadline).await {
+        match self.store.get(resource.clone(), peer, deadline).await {
             Ok(lease) => {
                 trace.note(OUTCOME, "held");
                 let lock = Some(convert::lock(lease));

@@ -34,6 +34,9 @@ use crate::{lock::TtlLimits, metrics::TlsMetrics, telemetry::Chain, tls::Tls};
 /// The largest request: the largest valid one is far smaller.
 const MAX_MESSAGE: usize = 64 * 1024;
 
+/// The headers of one request, by HTTP/2's way to count them. Ours need a tenth of it.
+const MAX_HEADERS: u32 = 16 * 1024;
+
 /// Connections to the port that serves health alone.
 pub(crate) const PROBES: usize = 64;
 
@@ -113,6 +116,7 @@ fn server() -> Server {
         .http2_keepalive_timeout(Some(Duration::from_secs(5)))
         // tonic leaves it open.
         .max_concurrent_streams(20_000)
+        .http2_max_header_list_size(MAX_HEADERS)
         // h2 budgets small frames by the connection window; the default kills a
         // connection that opens thousands of streams at once.
         .initial_connection_window_size(16 * 1024 * 1024)

@@ -16,6 +16,7 @@ use super::{
     lane::Crowd,
     pool::{Answer, Bound},
     rest_before_retry,
+    room::{Peer, Room},
     rounds::by_resource,
     row, statement,
 };
@@ -26,6 +27,7 @@ use crate::{
         AcquireError, FencingToken, Holder, Labels, Lease, Loss, Outage, Owner, RequestId,
         Resource, Ttl,
     },
+    metrics::{ShedMetric, ShedMetrics},
 };
 
 /// What Acquire asks for.
@@ -142,10 +144,11 @@ impl Store {
     pub(crate) async fn acquire(
         &self,
         ask: Acquire,
+        peer: Peer,
         deadline: Instant,
     ) -> Result<Acquired, AcquireError> {
         self.0.begin(deadline).await.map_err(Outage::from)?;
-        self.call(ask, Call::Acquire, deadline).await
+        self.call(ask, Call::Acquire, peer, deadline).await
     }
 }
 
@@ -154,6 +157,14 @@ impl Ask for Acquire {
     type Error = AcquireError;
 
     const ABANDONED: Abandoned = Abandoned::Skip;
+
+    fn room(inner: &Inner) -> &Arc<Room> {
+        &inner.asking
+    }
+
+    fn shed(metrics: &ShedMetrics) -> &ShedMetric {
+        &metrics.acquire
+    }
 
     fn resource(&self) -> &Resource {
         &self.resource

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use tokio::{
-    sync::{OwnedSemaphorePermit, oneshot},
+    sync::oneshot,
     time::{Instant, timeout, timeout_at},
 };
 use tracing::{Instrument as _, Span};
@@ -19,9 +19,11 @@ use super::{
     get::Get,
     release::Release,
     renew::Renew,
+    room::{NoRoom, Peer, Place, Room},
 };
 use crate::{
     lock::{Outage, Resource},
+    metrics::{ShedMetric, ShedMetrics},
     trace::Trace,
 };
 
@@ -40,6 +42,12 @@ pub(super) trait Ask: Sized + Send + Sync + 'static {
     type Error: From<Outage> + Send + 'static;
 
     const ABANDONED: Abandoned;
+
+    /// Where it must find a place.
+    fn room(inner: &Inner) -> &Arc<Room>;
+
+    /// What is counted of those that were shed.
+    fn shed(metrics: &ShedMetrics) -> &ShedMetric;
 
     fn resource(&self) -> &Resource;
 
@@ -64,13 +72,13 @@ pub(super) struct Waiting<Q: Ask> {
 /// How its caller is answered.
 struct Reply<Q: Ask> {
     /// The call's place among those that may be at work at one time.
-    permit: OwnedSemaphorePermit,
+    place: Place,
     tell: oneshot::Sender<Result<Q::Answer, Q::Error>>,
 }
 
 impl<Q: Ask> Reply<Q> {
     fn send(self, answer: Result<Q::Answer, Q::Error>) {
-        drop(self.permit);
+        drop(self.place);
         // Where the caller has gone, a grant is dropped here, while the task that
         // answers still counts: a drain must find it among the orphans.
         drop(self.tell.send(answer));
@@ -98,22 +106,28 @@ impl Store {
     pub(super) fn admit<Q: Ask>(
         &self,
         ask: Q,
+        peer: Peer,
         deadline: Instant,
     ) -> Result<(Waiting<Q>, Told<Q>), Outage> {
         if self.0.tracker.is_closed() {
             return Err(Outage::Draining);
         }
         self.check_durable()?;
-        let permit = Arc::clone(&self.0.permits)
-            .try_acquire_owned()
-            .map_err(|_| Outage::Overloaded)?;
+        let place = Q::room(&self.0).enter(peer).map_err(|why| {
+            let shed = Q::shed(&self.0.metrics.shed);
+            match why {
+                NoRoom::Full => shed.full.inc(),
+                NoRoom::Share => shed.share.inc(),
+            };
+            Outage::Overloaded
+        })?;
         let (tell, told) = oneshot::channel();
         let waiting = Waiting {
             ask,
             deadline,
             span: Span::current(),
             trace: Trace::current(),
-            reply: Reply { permit, tell },
+            reply: Reply { place, tell },
         };
         Ok((waiting, Told(told)))
     }
@@ -123,9 +137,10 @@ impl Store {
         &self,
         ask: Q,
         kind: fn(Waiting<Q>) -> Call,
+        peer: Peer,
         deadline: Instant,
     ) -> Result<Q::Answer, Q::Error> {
-        let (waiting, told) = self.admit(ask, deadline)?;
+        let (waiting, told) = self.admit(ask, peer, deadline)?;
         self.0.enqueue(kind(waiting));
         told.answer(deadline).await
     }
@@ -135,6 +150,12 @@ impl<Q: Ask> Waiting<Q> {
     /// Whether there is no use in beginning it.
     pub(super) fn is_over(&self, now: Instant) -> bool {
         self.deadline <= now || (Q::ABANDONED == Abandoned::Skip && self.reply.tell.is_closed())
+    }
+
+    /// It is not begun.
+    fn shed(self, metrics: &ShedMetrics) {
+        Q::shed(metrics).late.inc();
+        self.answer(Err(Outage::Deadline.into()));
     }
 
     pub(super) fn answer(self, answer: Result<Q::Answer, Q::Error>) {
@@ -212,6 +233,10 @@ impl Call {
 
     pub(super) fn go_alone(self, inner: &Arc<Inner>) {
         any!(self, waiting => waiting.go_alone(inner));
+    }
+
+    pub(super) fn shed(self, metrics: &ShedMetrics) {
+        any!(self, waiting => waiting.shed(metrics));
     }
 
     pub(super) fn fail(self, outage: Outage) {

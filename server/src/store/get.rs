@@ -12,12 +12,14 @@ use super::{
     identity::Need,
     pool::Bound,
     rest_before_retry,
+    room::{Peer, Room},
     rounds::InRounds,
     row, statement,
 };
 use crate::{
     clock::Moment,
     lock::{FencingToken, GetError, Lease, Outage, Owner, Resource},
+    metrics::{ShedMetric, ShedMetrics},
 };
 
 impl Store {
@@ -25,9 +27,11 @@ impl Store {
     pub(crate) async fn get(
         &self,
         resource: Resource,
+        peer: Peer,
         deadline: Instant,
     ) -> Result<Lease, GetError> {
-        self.call(Get::new(resource), Call::Get, deadline).await
+        self.call(Get::new(resource), Call::Get, peer, deadline)
+            .await
     }
 }
 
@@ -45,6 +49,14 @@ impl Ask for Get {
     type Error = GetError;
 
     const ABANDONED: Abandoned = Abandoned::Skip;
+
+    fn room(inner: &Inner) -> &Arc<Room> {
+        &inner.asking
+    }
+
+    fn shed(metrics: &ShedMetrics) -> &ShedMetric {
+        &metrics.get
+    }
 
     fn resource(&self) -> &Resource {
         &self.0

@@ -24,7 +24,7 @@ use crate::{
 /// More rows make a statement last longer than the flush that they share.
 const MOST: usize = 500;
 
-/// Calls that wait, in their order. The store's permits bound them.
+/// Calls that wait, in their order. The store's rooms bound them.
 pub(super) struct Lane {
     queue: Mutex<Queue>,
     metrics: LaneMetric,
@@ -32,16 +32,39 @@ pub(super) struct Lane {
 
 #[derive(Default)]
 struct Queue {
+    /// These end something, and give their names to others: a flood of Acquires must
+    /// not keep them.
+    releases: VecDeque<Call>,
     calls: VecDeque<Call>,
     /// Whether a task carries out rounds.
     is_running: bool,
 }
 
 impl Queue {
-    fn fail_all(&mut self, why: impl Fn() -> Outage) {
-        for call in mem::take(&mut self.calls) {
-            call.fail(why());
+    fn len(&self) -> usize {
+        self.releases.len() + self.calls.len()
+    }
+
+    fn push(&mut self, call: Call) {
+        match call {
+            Call::Release(_) => self.releases.push_back(call),
+            Call::Acquire(_) | Call::Renew(_) | Call::Get(_) => self.calls.push_back(call),
         }
+    }
+
+    /// All of them, in the order in which a round takes them: releases first, as long
+    /// as they leave half of it to the others.
+    fn take_all(&mut self) -> impl Iterator<Item = Call> + use<> {
+        let mut releases = mem::take(&mut self.releases);
+        let more = releases.split_off(releases.len().min(MOST / 2));
+        releases
+            .into_iter()
+            .chain(mem::take(&mut self.calls))
+            .chain(more)
+    }
+
+    fn fail_all(&mut self, why: impl Fn() -> Outage) {
+        self.take_all().for_each(|call| call.fail(why()));
     }
 }
 
@@ -55,7 +78,7 @@ impl Lane {
 
     /// Brings the gauge up to date.
     pub(super) fn measure(&self) {
-        self.metrics.waiting.set(count(self.queue().calls.len()));
+        self.metrics.waiting.set(count(self.queue().len()));
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
@@ -63,19 +86,19 @@ impl Lane {
     }
 
     pub(super) fn push(&self, call: Call) {
-        self.queue().calls.push_back(call);
+        self.queue().push(call);
     }
 
     /// Whether there is something to be done, and a task to be started for it.
     pub(super) fn starts(&self) -> bool {
         let mut queue = self.queue();
-        !queue.calls.is_empty() && !mem::replace(&mut queue.is_running, true)
+        queue.len() > 0 && !mem::replace(&mut queue.is_running, true)
     }
 
     /// Whether there is another round; the task ends where there is none.
     pub(super) fn goes_on(&self) -> bool {
         let mut queue = self.queue();
-        queue.is_running = !queue.calls.is_empty();
+        queue.is_running = queue.len() > 0;
         queue.is_running
     }
 
@@ -92,11 +115,11 @@ impl Lane {
         let now = Instant::now();
         let mut round = Round::default();
         let mut queue = self.queue();
-        for call in mem::take(&mut queue.calls) {
+        for call in queue.take_all() {
             if call.is_over(now) {
-                call.fail(Outage::Deadline);
-            } else {
-                queue.calls.extend(round.take(call));
+                call.shed(&self.metrics.shed);
+            } else if let Some(call) = round.take(call) {
+                queue.push(call);
             }
         }
         drop(queue);

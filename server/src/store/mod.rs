@@ -62,6 +62,7 @@ mod probe;
 mod purge;
 mod release;
 mod renew;
+mod room;
 mod rounds;
 mod row;
 mod statement;
@@ -72,10 +73,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::{
-    sync::{Semaphore, watch},
-    time::Instant,
-};
+use tokio::{sync::watch, time::Instant};
 use tokio_util::task::TaskTracker;
 
 pub(crate) use acquire::{Acquire, Acquired};
@@ -93,6 +91,7 @@ use self::{
     identity::Identity,
     pool::Pool,
     purge::Watched,
+    room::Room,
     rounds::Lanes,
     statement::Statements,
     turns::Turns,
@@ -124,8 +123,10 @@ struct Inner {
     health: watch::Sender<Health>,
     /// What purge knows of the database's clock.
     watched: Mutex<Watched>,
-    /// Bounds the tasks of `tracker`.
-    permits: Arc<Semaphore>,
+    /// For calls that want a lock, or look at one.
+    asking: Arc<Room>,
+    /// For calls of those who hold one.
+    holding: Arc<Room>,
     turns: Turns,
     tracker: TaskTracker,
 }
@@ -146,7 +147,8 @@ impl Store {
         let calls = pool("calls", config.pool_size)?;
         let (probes, renewals) = (pool("probes", 1)?, pool("renewals", 1)?);
         Ok(Self(Arc::new(Inner {
-            permits: Arc::new(Semaphore::new(config.max_in_flight)),
+            asking: Room::new(config.max_in_flight),
+            holding: Room::new(config.max_in_flight),
             turns: Turns::new(config.pool_size),
             hosts,
             pool: calls,
@@ -166,11 +168,9 @@ impl Store {
 
     /// Brings the gauges up to date.
     pub(crate) fn measure(&self) {
-        let Inner {
-            config, metrics, ..
-        } = &*self.0;
-        let free = self.0.permits.available_permits();
-        metrics.in_flight.set(count(config.max_in_flight - free));
+        let metrics = &self.0.metrics;
+        metrics.in_flight.asking.set(count(self.0.asking.calls()));
+        metrics.in_flight.holding.set(count(self.0.holding.calls()));
         self.0.lanes.measure();
         let (known, perhaps) = self.0.returns.count();
         metrics.orphans.known.set(count(known));

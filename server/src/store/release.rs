@@ -11,6 +11,7 @@ use super::{
     failure::Failure,
     pool::Bound,
     rest_before_retry,
+    room::{Peer, Room},
     rounds::InRounds,
     row, statement, unknown_outcome,
 };
@@ -18,6 +19,7 @@ use crate::{
     caller::Caller,
     clock::Moment,
     lock::{FencingToken, Outage, Owner, ReleaseError, Resource},
+    metrics::{ShedMetric, ShedMetrics},
 };
 
 /// What Release asks for.
@@ -34,9 +36,10 @@ impl Store {
     pub(crate) async fn release(
         &self,
         ask: Release,
+        peer: Peer,
         deadline: Instant,
     ) -> Result<(), ReleaseError> {
-        self.call(ask, Call::Release, deadline).await
+        self.call(ask, Call::Release, peer, deadline).await
     }
 }
 
@@ -45,6 +48,14 @@ impl Ask for Release {
     type Error = ReleaseError;
 
     const ABANDONED: Abandoned = Abandoned::Finish;
+
+    fn room(inner: &Inner) -> &Arc<Room> {
+        &inner.holding
+    }
+
+    fn shed(metrics: &ShedMetrics) -> &ShedMetric {
+        &metrics.release
+    }
 
     fn resource(&self) -> &Resource {
         &self.resource

@@ -15,12 +15,14 @@ use super::{
     failure::Failure,
     pool::{Answer, Bound, Param, Pool},
     rest_before_retry,
+    room::{Peer, Room},
     rounds::{InRounds, by_resource},
     row, statement, unknown_outcome,
 };
 use crate::{
     clock::Moment,
     lock::{FencingToken, Lease, Loss, Outage, Owner, RenewError, Resource, Ttl},
+    metrics::{ShedMetric, ShedMetrics},
 };
 
 /// What Renew asks for.
@@ -63,8 +65,13 @@ impl From<Result<Renewed, RenewError>> for Renewal {
 
 impl Store {
     /// Moves the end of a live lease to now + TTL, never to an earlier time.
-    pub(crate) async fn renew(&self, ask: Renew, deadline: Instant) -> Result<Renewed, RenewError> {
-        self.call(ask, Call::Renew, deadline).await
+    pub(crate) async fn renew(
+        &self,
+        ask: Renew,
+        peer: Peer,
+        deadline: Instant,
+    ) -> Result<Renewed, RenewError> {
+        self.call(ask, Call::Renew, peer, deadline).await
     }
 
     /// Renews a lease whose row somebody else has locked, by one statement that
@@ -77,7 +84,7 @@ impl Store {
         deadline: Instant,
     ) -> Result<Renewed, RenewError> {
         let ended = deadline + self.0.config.limits.patience();
-        let (waiting, told) = self.admit(ask, ended)?;
+        let (waiting, told) = self.admit(ask, None, ended)?;
         waiting.go_on(&self.0, move |ask, inner, _| async move {
             let verdict = inner.renew_once(&ask, deadline).await;
             verdict.unwrap_or_else(|failure| Err(Outage::from(failure).into()))
@@ -128,6 +135,14 @@ impl Ask for Renew {
     type Error = RenewError;
 
     const ABANDONED: Abandoned = Abandoned::Skip;
+
+    fn room(inner: &Inner) -> &Arc<Room> {
+        &inner.holding
+    }
+
+    fn shed(metrics: &ShedMetrics) -> &ShedMetric {
+        &metrics.renew
+    }
 
     fn resource(&self) -> &Resource {
         &self.resource

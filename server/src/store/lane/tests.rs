@@ -51,7 +51,7 @@ impl Stage {
 
     /// Queues a call whose caller waits for so long.
     fn push<Q: Ask>(&self, ask: Q, kind: fn(Waiting<Q>) -> Call, patience: Duration) -> Told<Q> {
-        let admitted = self.store.admit(ask, Instant::now() + patience);
+        let admitted = self.store.admit(ask, None, Instant::now() + patience);
         let Ok((waiting, told)) = admitted else {
             panic!("there is no room");
         };
@@ -139,8 +139,8 @@ fn a_resource_has_one_call_in_a_round_and_the_others_keep_their_order() {
         ["acquire s b", "release r 1", "release t 4"]
     );
     assert_eq!(stage.next_round(), ["release r 2"]);
-    assert_eq!(stage.next_round(), ["acquire r b"]);
     assert_eq!(stage.next_round(), ["release r 3"]);
+    assert_eq!(stage.next_round(), ["acquire r b"]);
     assert!(stage.lane.take_round().is_empty());
 }
 
@@ -189,14 +189,32 @@ fn what_nobody_waits_for_is_not_begun_but_for_a_release() {
 fn a_round_has_at_most_five_hundred_rows_and_any_crowd() {
     let stage = Stage::new();
     let name = |n: i64| format!("r {n}");
-    let _releases: Vec<_> = (0..499).map(|n| stage.release(&name(n), n)).collect();
+    let _acquires: Vec<_> = (0..499).map(|n| stage.acquire(&name(n), "a")).collect();
     let _hot = stage.acquire("hot", "a");
-    let _next = (stage.release("other", 1), stage.acquire("name", "a"));
+    let _next = stage.acquire("name", "a");
     let _crowd = stage.acquire("hot", "b");
     let round = stage.next_round();
     assert_eq!(round.len(), 500);
-    assert_eq!(round[0], "acquire hot a b");
-    assert_eq!(stage.next_round(), ["acquire name a", "release other 1"]);
+    assert_eq!(round[499], "acquire hot a b");
+    assert_eq!(stage.next_round(), ["acquire name a"]);
+}
+
+#[test]
+fn releases_go_before_acquires_and_leave_them_half_of_a_round() {
+    let stage = Stage::new();
+    let name = |n: i64| format!("r {n}");
+    let _acquires: Vec<_> = (0..500).map(|n| stage.acquire(&name(n), "a")).collect();
+    let _release = stage.release("other", 1);
+    let round = stage.next_round();
+    assert_eq!((round.len(), round[499].as_str()), (500, "release other 1"));
+    assert_eq!(stage.next_round(), ["acquire r 499 a"]);
+
+    let _releases: Vec<_> = (0..600).map(|n| stage.release(&name(n), n)).collect();
+    let _acquires = ["a", "b"].map(|name| stage.acquire(name, "a"));
+    let round = stage.next_round();
+    assert_eq!((round.len(), round[1].as_str()), (500, "acquire b a"));
+    let round = stage.next_round();
+    assert_eq!((round.len(), round[0].as_str()), (102, "release r 498 498"));
 }
 
 #[test]
@@ -243,7 +261,7 @@ fn a_panic_in_a_round_answers_its_calls_and_ends_nothing_else() {
     for _ in 0..2 {
         let deadline = Instant::now() + MINUTE;
         let store = Store(std::sync::Arc::clone(&inner));
-        let (waiting, told) = store.admit(release("r", 1), deadline).ok().unwrap();
+        let (waiting, told) = store.admit(release("r", 1), None, deadline).ok().unwrap();
         {
             let _entered = bare.enter();
             inner.enqueue(Call::Release(waiting));
