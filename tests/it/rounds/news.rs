@@ -1,5 +1,7 @@
 //! What became of a row after the statement of a round had begun.
 
+use std::iter;
+
 use fencepost_proto::v1::AcquireResponse;
 use fencepost_support::calls::{acquire, grant_in, granted, refusal_in, release};
 use tonic::Status;
@@ -68,9 +70,20 @@ async fn a_row_that_came_or_went_is_seen_as_it_is() {
     .await;
 }
 
-/// Asks for the lock of each case in one statement, which stands still after its
-/// first row until the news have come.
+/// On a busy machine a round that is held may be given up for stuck, and the calls
+/// not make one statement.
 async fn run(cases: &[Case]) {
+    for _ in 0..10 {
+        if run_once(cases).await {
+            return;
+        }
+    }
+    panic!("not staged: this machine is too busy");
+}
+
+/// Asks for the lock of each case in one statement, which stands still after its
+/// first row until the news have come. False when they were not in one.
+async fn run_once(cases: &[Case]) -> bool {
     let stage = Stage::start().await;
     let mut client = stage.client.clone();
     let name = |n: usize| format!("case {n}");
@@ -110,13 +123,17 @@ async fn run(cases: &[Case]) {
         let mut client = stage.client.clone();
         async move { acquire(&mut client, &name, owner, LONG).await }
     };
-    let gate = stage.send([ask("!2".to_owned(), "gate")]).await;
-    let sent = stage
-        .send((0..cases.len()).map(|n| ask(name(n), "asker")))
-        .await;
+    let gate = ask("!2".to_owned(), "gate");
+    let all = iter::once(gate).chain((0..cases.len()).map(|n| ask(name(n), "asker")));
+    let sent = stage.send(all).await;
     stage.open("!1").await;
     held.await.unwrap();
     stage.wait_at_gate().await;
+    if stage.asked_for().await != i64::try_from(cases.len()).unwrap() + 1 {
+        stage.open("!2").await;
+        sent.answers().await;
+        return false;
+    }
     stage.psql.run("SET statement_timeout = '5s'").await;
     for (n, (_, news, _)) in cases.iter().enumerate() {
         for news in *news {
@@ -134,8 +151,9 @@ async fn run(cases: &[Case]) {
         tokens.push(stage.psql.value::<i64>(&token(n)).await);
     }
     stage.open("!2").await;
-    grant_in(gate.answers().await.remove(0));
-    for (n, answer) in sent.answers().await.into_iter().enumerate() {
+    let mut answers = sent.answers().await.into_iter();
+    grant_in(answers.next().unwrap());
+    for (n, answer) in answers.enumerate() {
         check(n, answer, cases[n].2, tokens[n]);
     }
     // They were in that statement, and not alone after it.
@@ -152,6 +170,7 @@ async fn run(cases: &[Case]) {
         .value("SELECT count(*) FROM fencepost.locks WHERE fencing_token <= prev_token")
         .await;
     assert_eq!(fallen, 0);
+    true
 }
 
 fn check(n: usize, answer: Result<AcquireResponse, Status>, truth: Truth, token: i64) {

@@ -28,9 +28,10 @@ const GATES: &str = "
     CREATE TRIGGER gate BEFORE INSERT ON fencepost.locks FOR EACH ROW
         WHEN (NEW.resource LIKE '!%') EXECUTE FUNCTION public.wait_at_gate()";
 
-/// Counts the statements that take many locks.
+/// Counts the statements that take many locks, and says how many the latest asks for.
 const COUNTER: &str = "
     CREATE SEQUENCE public.statements;
+    CREATE SEQUENCE public.asked_for;
     ALTER FUNCTION fencepost.acquire_all_v2 RENAME TO acquire_all_real;
     CREATE FUNCTION fencepost.acquire_all_v2(text[], text[], text[], uuid[], bigint[], jsonb[])
     RETURNS TABLE (
@@ -38,7 +39,7 @@ const COUNTER: &str = "
         expires_at timestamptz, remaining_us bigint, ttl_ms bigint, labels jsonb
     ) LANGUAGE plpgsql AS $$
     BEGIN
-        PERFORM nextval('public.statements');
+        PERFORM nextval('public.statements'), setval('public.asked_for', cardinality($1));
         RETURN QUERY SELECT * FROM fencepost.acquire_all_real($1, $2, $3, $4, $5, $6);
     END $$";
 
@@ -154,6 +155,13 @@ impl Stage {
     pub(super) async fn statements(&self) -> i64 {
         self.psql
             .value("SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM public.statements")
+            .await
+    }
+
+    /// How many locks the latest of them asks for, which may be under way.
+    pub(super) async fn asked_for(&self) -> i64 {
+        self.psql
+            .value("SELECT last_value FROM public.asked_for")
             .await
     }
 
