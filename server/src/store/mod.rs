@@ -116,6 +116,8 @@ struct Inner {
     probes: Pool,
     /// One connection for the renewals of all streams.
     renewals: Pool,
+    /// One connection for the rounds of renewals by calls.
+    renewal_calls: Pool,
     identity: Identity,
     returns: Returns,
     /// The highest token this replica knows of.
@@ -145,7 +147,8 @@ impl Store {
                 .map_err(|error| Outage::Internal(Box::new(error)))
         };
         let calls = pool("calls", config.pool_size)?;
-        let (probes, renewals) = (pool("probes", 1)?, pool("renewals", 1)?);
+        let [probes, renewals, renewal_calls] =
+            ["probes", "renewals", "renewal_calls"].map(|name| pool(name, 1));
         Ok(Self(Arc::new(Inner {
             asking: Room::new(config.max_in_flight),
             holding: Room::new(config.max_in_flight),
@@ -153,8 +156,9 @@ impl Store {
             hosts,
             pool: calls,
             lanes: Lanes::new(&metrics.lanes),
-            probes,
-            renewals,
+            probes: probes?,
+            renewals: renewals?,
+            renewal_calls: renewal_calls?,
             identity: Identity::default(),
             returns: Returns::default(),
             highest: AtomicI64::new(0),
@@ -175,9 +179,7 @@ impl Store {
         let (known, perhaps) = self.0.returns.count();
         metrics.orphans.known.set(count(known));
         metrics.orphans.perhaps.set(count(perhaps));
-        for pool in [&self.0.pool, &self.0.probes, &self.0.renewals] {
-            pool.measure();
-        }
+        self.0.pools().into_iter().for_each(Pool::measure);
     }
 
     /// Refuses to promise what a crash would make the database forget.
@@ -196,9 +198,16 @@ impl Store {
         self.0.tracker.close();
         self.0.tracker.wait().await;
         self.give_back_rest().await;
-        self.0.pool.close().await;
-        self.0.probes.close().await;
-        self.0.renewals.close().await;
+        for pool in self.0.pools() {
+            pool.close().await;
+        }
+    }
+}
+
+impl Inner {
+    fn pools(&self) -> [&Pool; 4] {
+        let (streams, calls) = (&self.renewals, &self.renewal_calls);
+        [&self.pool, &self.probes, streams, calls]
     }
 }
 

@@ -20,7 +20,7 @@ use std::{
 };
 
 use deadpool_postgres::{Manager, ManagerConfig, Object, RecyclingMethod, Runtime, Timeouts};
-use futures_util::future::join_all;
+use futures_util::future::{join_all, try_join_all};
 use tokio::time::Instant;
 use tokio_postgres::{Client, Row, types::ToSql};
 use tokio_util::task::TaskTracker;
@@ -181,11 +181,11 @@ impl Pool {
                     Ok(vec![client.query(&prepared, params).await?])
                 }
                 (None, _) => {
-                    let mut queries = Vec::with_capacity(statements.len());
-                    for (statement, params) in statements {
-                        let prepared = prepare(client, statement).await?;
-                        queries.push(async move { client.query(&prepared, params).await });
-                    }
+                    let prepared = statements.iter().map(|(named, _)| prepare(client, named));
+                    let prepared = try_join_all(prepared).await?;
+                    let queries = prepared.iter().zip(statements);
+                    let queries = queries
+                        .map(async |(prepared, (_, params))| client.query(prepared, params).await);
                     in_transaction(client, "BEGIN", queries).await
                 }
                 (Some(begin), _) => {
@@ -291,6 +291,12 @@ impl Pool {
                 drop(Object::take(connection));
             }
         });
+    }
+
+    /// Whether a connection can be had at once, or made.
+    pub(super) fn is_free(&self) -> bool {
+        let status = self.connections.status();
+        status.available > 0 || status.size < status.max_size
     }
 
     /// How many connections have a statement that is overdue.

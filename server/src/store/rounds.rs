@@ -24,7 +24,7 @@ use super::{
     failure::{Because, Failure},
     give_back::Orphan,
     lane::{Crowd, Lane, Round},
-    pool::{Answer, Bound, Checkout},
+    pool::{Answer, Bound, Checkout, Pool},
     row,
 };
 use crate::{
@@ -39,13 +39,15 @@ use crate::{
 /// round waits in the database.
 const OVERDUE: Duration = Duration::from_millis(500);
 
+type PoolOf = fn(&Inner) -> &Pool;
+
 /// More lanes mean smaller rounds, and more flushes in each other's way: with two
 /// for Acquires and Releases, 64 and 256 clients had less.
 pub(super) struct Lanes {
     calls: Arc<Lane>,
     /// Their rounds write nothing, and so wait for no flush and for no standby.
     gets: Arc<Lane>,
-    /// No flood of others delays these.
+    /// No flood of others delays these: they have a connection of their own as well.
     renewals: Arc<Lane>,
 }
 
@@ -141,9 +143,10 @@ impl Inner {
     async fn next_round(self: &Arc<Self>, lane: &Arc<Lane>) {
         // Calls that have come are on their way here, in tasks of their own.
         tokio::task::yield_now().await;
+        let pool = self.pool_of(lane);
         // Before the calls are taken, so that none is taken that is then held up.
         let patience = Instant::now() + self.config.limits.wait;
-        match self.pool.check_out(patience).await {
+        match pool(self).check_out(patience).await {
             Ok(connection) => {
                 let round = lane.take_round();
                 if round.is_empty() {
@@ -151,7 +154,7 @@ impl Inner {
                     return;
                 }
                 let (inner, own) = (Arc::clone(self), Arc::clone(lane));
-                let mut round = Box::pin(inner.carry_out(own, round, connection));
+                let mut round = Box::pin(inner.carry_out(own, round, pool, connection));
                 if timeout(OVERDUE, &mut round).await.is_err() {
                     self.tracker.spawn(round);
                 }
@@ -167,7 +170,22 @@ impl Inner {
         }
     }
 
-    async fn carry_out(self: Arc<Self>, lane: Arc<Lane>, mut round: Round, connection: Checkout) {
+    /// Where the next round of a lane goes.
+    fn pool_of(&self, lane: &Arc<Lane>) -> PoolOf {
+        if Arc::ptr_eq(lane, &self.lanes.renewals) && self.renewal_calls.is_free() {
+            |inner| &inner.renewal_calls
+        } else {
+            |inner| &inner.pool
+        }
+    }
+
+    async fn carry_out(
+        self: Arc<Self>,
+        lane: Arc<Lane>,
+        mut round: Round,
+        pool: PoolOf,
+        connection: Checkout,
+    ) {
         let highest = self.highest();
         let orphans = acquire::attempts(&mut round.acquires, &self.config.limits);
         let answer = {
@@ -178,7 +196,7 @@ impl Inner {
                 bind(&mut round.renewals),
                 bind(&mut round.gets),
             ];
-            self.pool.run_all(connection, &statements).await
+            pool(&self).run_all(connection, &statements).await
         };
         match answer {
             Ok(Answer { rows, sent }) => {
