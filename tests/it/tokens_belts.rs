@@ -1,6 +1,8 @@
 //! The three belts, for what the identity cannot see: a sequence that was set
 //! back by hand, as a data-only restore into the same tables does.
 
+use std::time::Duration;
+
 use fencepost_support::{Server, calls, eventually, postgres::fresh_database};
 use tokio::task::JoinSet;
 
@@ -8,6 +10,8 @@ use crate::{
     metrics::scrape::Scrape,
     tokens::{LONG, Record, advance_tokens, expect_leaps, leaps, position},
 };
+
+const MOMENT: Duration = Duration::from_millis(300);
 
 /// Sets the sequence back, so that the next token would be `to` + 1.
 async fn set_back(session: &fencepost_support::postgres::Client, to: i64) {
@@ -175,6 +179,45 @@ async fn many_callers_at_once_trip_the_belts_and_all_get_larger_tokens() {
         }
     }
     record.assert_rising();
+}
+
+/// The leap of a server that starts comes before its first grant, not after one that is given
+/// back: with that would go what the owner has.
+#[tokio::test]
+async fn a_server_that_starts_gives_back_no_lease_of_an_owner_that_acquires_anew() {
+    let database = fresh_database().await;
+    let session = database.client().await;
+    let record = Record::new();
+    let old = Server::start(&database.url()).await;
+    let before = record
+        .granted(&mut old.client().await, "name", "holder", LONG)
+        .await;
+    session
+        .run(
+            "CREATE TABLE public.seen AS
+                 SELECT fencing_token FROM fencepost.locks WHERE false;
+             CREATE FUNCTION public.see() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                 INSERT INTO public.seen VALUES (NEW.fencing_token);
+                 RETURN NEW;
+             END $$;
+             CREATE TRIGGER see BEFORE UPDATE ON fencepost.locks
+                 FOR EACH ROW EXECUTE FUNCTION public.see()",
+        )
+        .await;
+    // No server can leap.
+    session
+        .run("BEGIN; SELECT FROM fencepost.identity FOR UPDATE")
+        .await;
+    let new = Server::builder(&database.url()).start().await;
+    let mut client = new.client().await;
+    let mut again = Box::pin(record.granted(&mut client, "name", "holder", LONG));
+    let early = tokio::time::timeout(MOMENT, &mut again).await;
+    session.run("COMMIT").await;
+    assert!(early.is_err(), "a grant before the leap");
+    let again = again.await;
+    assert!(again.fencing_token > before.fencing_token);
+    let seen: i64 = session.value("SELECT count(*) FROM public.seen").await;
+    assert_eq!(seen, 1, "the row has changed more than once");
 }
 
 /// A fresh server, a name without a row: no belt sees it.
