@@ -27,12 +27,21 @@ pub fn check(facts: &Facts<'_>) -> Vec<Violation> {
             Call::Get if matches!(op.outcome, Outcome::No(_)) => {
                 back_after_a_look(facts, resource, op)
             }
-            _ if op.call.needs_live_lease() && op.succeeded() => revived(facts, resource, op),
+            _ if op.call.needs_live_lease() && op.succeeded() && !may_be_without(facts, op) => {
+                revived(facts, resource, op)
+            }
             _ => None,
         };
         violations.extend(found);
     }
     violations
+}
+
+/// Whether a success may say nothing of the lease: the library takes a Release for done that
+/// finds no lease after a try whose answer was lost.
+fn may_be_without(facts: &Facts<'_>, op: &Op) -> bool {
+    let by_library = op.via == Via::Library && matches!(op.call, Call::Release { .. });
+    by_library && facts.history.faulty(op.sent, op.answered)
 }
 
 /// A success after the end.
@@ -84,11 +93,12 @@ fn back_after_a_look(facts: &Facts<'_>, resource: &Resource<'_>, look: &Op) -> O
     // Get asks in nobody's name; replays and renewals in the owner's.
     let later = resource.calls_of(lease.owner).iter().filter(proves);
     let later = later.min_by_key(|op| op.sent)?;
+    let meanwhile = |op: &Op| op.sent <= look.answered && op.answered >= look.sent;
     let under_way = later.sent <= look.answered
         || resource
             .calls_of(lease.owner)
             .iter()
-            .any(|op| op.is_unknown() && lease.may_renew(op));
+            .any(|op| lease.may_renew(op) && (op.is_unknown() || meanwhile(op)));
     if under_way {
         let before = lease
             .answers
@@ -210,6 +220,20 @@ mod tests {
         }
     }
 
+    /// Gone after a try whose answer was lost: for the library that try did it.
+    #[test]
+    fn the_library_releases_what_is_gone_while_answers_are_lost() {
+        let history = || {
+            [
+                granted(),
+                op("a", renew(5), 1020..1030, no("LOCK_EXPIRED")),
+                by_library(op("a", release(5), 1040..1200, done())),
+            ]
+        };
+        bad(super::check, history());
+        good_with(super::check, [fault(1050..1100)], history());
+    }
+
     #[test]
     fn success_after_its_time_is_bad() {
         good(
@@ -241,8 +265,20 @@ mod tests {
         // Under way, and perhaps just being committed.
         good(
             super::check,
-            [granted(), free, op("a", renew(5), 990..1040, lock(5))],
+            [
+                granted(),
+                free.clone(),
+                op("a", renew(5), 990..1040, lock(5)),
+            ],
         );
+        // Of two, the first one's.
+        let first = op("a", renew(5), 990..1025, lock(5));
+        let second = op("a", renew(5), 1031..1040, lock(5));
+        good(
+            super::check,
+            [granted(), free.clone(), first, second.clone()],
+        );
+        bad(super::check, [granted(), free, second]);
         let late = op("", Get, 1511..1520, no("LOCK_NOT_FOUND"));
         let renewed = op("a", renew(5), 990..1600, lock(5));
         bad(super::check, [granted(), late.clone(), renewed.clone()]);
