@@ -3,12 +3,15 @@
 use std::time::Instant;
 
 use fencepost_support::{
-    calls::{expect_error, expect_final, expect_resource, get, granted, span},
+    calls::{expect_error, expect_final, expect_resource, get, granted, renew, span},
     row_lock::RowLock,
 };
 use tonic::Code;
 
-use crate::world::{LONG, SHORT, assert_same_lease, client, expired, fresh, released, shared};
+use crate::{
+    plans::statements,
+    world::{LONG, SHORT, assert_same_lease, client, expired, fresh, released, shared},
+};
 
 #[tokio::test]
 async fn live_is_the_lock() {
@@ -85,4 +88,35 @@ async fn a_look_does_not_wait_for_the_row() {
     let held = RowLock::hold(&shared().await.database.url(), &name).await;
     assert_same_lease(&get(&mut client, &name).await.unwrap(), &lock);
     held.rollback().await;
+}
+
+/// A renewal may be committed between the snapshot of a look and its end.
+#[tokio::test]
+async fn a_lease_that_is_renewed_during_a_look_is_not_shown_as_over() {
+    let session = shared().await.database.client().await;
+    let statements = statements();
+    for (look, many) in [("get", false), ("get_all", true)] {
+        let (mut client, name) = (client().await, fresh("get-renewed"));
+        let lock = granted(&mut client, &name, "a", SHORT).await;
+        // From its first SELECT on, this session sees the row as it was then.
+        session.run("BEGIN ISOLATION LEVEL REPEATABLE READ").await;
+        let rest = "SELECT extract(epoch FROM expires_at - clock_timestamp())::float8
+                    FROM fencepost.locks WHERE resource = ";
+        let rest: f64 = session.value(&format!("{rest}'{name}'")).await;
+        assert!(rest > 0.0);
+        renew(&mut client, &name, "a", lock.fencing_token, None)
+            .await
+            .unwrap();
+        session.run(&format!("SELECT pg_sleep({rest})")).await;
+        let names = [name.as_str()];
+        let sql = &statements[look];
+        let row = if many {
+            session.query_one(sql, &[&&names[..]]).await
+        } else {
+            session.query_one(sql, &[&name]).await
+        };
+        let owner: Option<String> = row.unwrap().get("owner");
+        session.run("COMMIT").await;
+        assert_eq!(owner.as_deref(), Some("a"), "{look}");
+    }
 }

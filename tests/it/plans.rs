@@ -266,7 +266,7 @@ const OLD: [(&str, &str); 5] = [
 ];
 
 /// Name and text of every statement of the store.
-fn statements() -> BTreeMap<String, String> {
+pub(crate) fn statements() -> BTreeMap<String, String> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("server/src/store/sql");
     let entry = |path: &Path| {
         let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
