@@ -83,7 +83,6 @@ async fn flood(address: SocketAddr, connections: usize) -> Answers {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "red now and then, in a debug build on two busy cores; not yet understood"]
 async fn holders_lose_nothing_beside_a_flood_of_acquires() {
     let database = fresh_database().await;
     let proxy = Proxy::start(database.postgres().address()).await;
