@@ -57,9 +57,9 @@ async fn assert_sessions_rest(url: &str, most: i64) {
         (admin.value::<i64>(&busy).await == 0).then_some(())
     })
     .await;
-    // Each server has one more, for its health check.
+    // Each server has one more for its health check, and one for renewals by calls.
     let sessions: i64 = admin.value(&format!("SELECT count(*) {ours}")).await;
-    assert!(sessions <= most + 2, "{sessions} sessions");
+    assert!(sessions <= most + 4, "{sessions} sessions");
 }
 
 /// Expects another owner to get the lock in about a second.
