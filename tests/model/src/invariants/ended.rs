@@ -93,12 +93,13 @@ fn back_after_a_look(facts: &Facts<'_>, resource: &Resource<'_>, look: &Op) -> O
     // Get asks in nobody's name; replays and renewals in the owner's.
     let later = resource.calls_of(lease.owner).iter().filter(proves);
     let later = later.min_by_key(|op| op.sent)?;
-    let meanwhile = |op: &Op| op.sent <= look.answered && op.answered >= look.sent;
+    let meanwhile =
+        |op: &Op| op.sent <= look.answered && (op.is_unknown() || op.answered >= look.sent);
     let under_way = later.sent <= look.answered
         || resource
             .calls_of(lease.owner)
             .iter()
-            .any(|op| lease.may_renew(op) && (op.is_unknown() || meanwhile(op)));
+            .any(|op| lease.may_renew(op) && meanwhile(op));
     if under_way {
         let before = lease
             .answers
@@ -146,12 +147,14 @@ fn landed_late(resource: &Resource<'_>, lease: &Lease<'_>, op: &Op) -> Option<Vi
         return None;
     };
     let others = resource.calls_of(lease.owner).iter().filter(|other| {
-        !std::ptr::eq(**other, op) && (lease.may_renew(other) || other.request().is_some())
+        !std::ptr::eq(**other, op)
+            && other.sent <= op.answered
+            && (lease.may_renew(other) || other.request().is_some())
     });
     let mut before: Option<(i64, &Op)> = None;
     for other in others {
         let may_be_several = other.is_unknown() || other.via == Via::Library;
-        if may_be_several || (other.sent <= op.answered && other.answered >= op.sent) {
+        if may_be_several || other.answered >= op.sent {
             return None;
         }
         let shown = other
@@ -278,7 +281,12 @@ mod tests {
             super::check,
             [granted(), free.clone(), first, second.clone()],
         );
-        bad(super::check, [granted(), free, second]);
+        bad(super::check, [granted(), free.clone(), second.clone()]);
+        // What comes later excuses nothing.
+        let lost = |at| op("a", renew(5), at, unknown());
+        let histories = |at| [granted(), free.clone(), second.clone(), lost(at)];
+        good(super::check, histories(1020..1500));
+        bad(super::check, histories(1041..1500));
         let late = op("", Get, 1511..1520, no("LOCK_NOT_FOUND"));
         let renewed = op("a", renew(5), 990..1600, lock(5));
         bad(super::check, [granted(), late.clone(), renewed.clone()]);
@@ -347,6 +355,9 @@ mod tests {
         };
         shown.expires_at += 1;
         bad(super::check, [granted(), renewed.clone()]);
+        let lost = |at| op("a", renew(5), at, unknown());
+        good(super::check, [granted(), renewed.clone(), lost(50..60)]);
+        bad(super::check, [granted(), renewed.clone(), lost(1101..1110)]);
         bad_with(super::check, [fault(0..2000)], [granted(), renewed]);
     }
 }
