@@ -7,6 +7,9 @@
 //! under way are finished and orphans given back; idle connections are left to
 //! end with the process. Locks stay.
 
+mod database;
+mod error;
+
 use std::{pin::pin, time::Duration};
 
 use tokio::{
@@ -16,148 +19,25 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+use self::database::Database;
+pub(crate) use self::error::{AppError, BUG, CONFIGURATION, USAGE};
 use crate::{
     census,
-    config::{Config, DatabaseSource, DrainConfig},
+    config::{Config, DrainConfig},
     http,
     keep_alive::KeepAlive,
     metrics::Metrics,
-    private_postgres::{PrivatePostgres, PrivatePostgresError},
     purge,
     service::{self, EdgeLayer, Locks, health},
     shutdown::{Signal, Signals},
-    store::{self, AdvanceError, Advanced, DatabaseUrl, MigrateError, Schema, Store, StoreConfig},
+    store::{Advanced, Schema, Store},
     telemetry::{Chain, LostLines},
     trace::Tracer,
 };
 
-/// sysexits(3).
-pub(crate) const USAGE: u8 = 64;
-const UNAVAILABLE: u8 = 69;
-pub(crate) const BUG: u8 = 70;
-pub(crate) const CONFIGURATION: u8 = 78;
-
-/// Why the server did not run, or ended by itself.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum AppError {
-    #[error("the private Postgres")]
-    PrivatePostgres(#[from] PrivatePostgresError),
-    #[error("the database URL")]
-    DatabaseUrl(#[from] store::BadDatabaseUrl),
-    #[error("the database cannot be used")]
-    Migrate(#[from] MigrateError),
-    #[error("tokens were not advanced")]
-    Advance(#[from] AdvanceError),
-    #[error("cannot listen on {1} ({0})")]
-    Listen(&'static str, std::net::SocketAddr, #[source] std::io::Error),
-    #[error("signals cannot be watched")]
-    Signals(#[source] std::io::Error),
-    #[error("traces cannot be exported")]
-    Traces(#[from] opentelemetry_otlp::ExporterBuildError),
-    #[error("the store cannot be set up")]
-    Store(#[from] crate::lock::Outage),
-    #[error("the private Postgres has ended; a new start starts it again")]
-    PrivatePostgresEnded,
-    #[error("a task of the server ended by itself: {0}")]
-    TaskEnded(&'static str),
-}
-
-impl AppError {
-    /// sysexits(3), as the manual lists them.
-    pub(crate) fn exit_code(&self) -> u8 {
-        match self {
-            Self::DatabaseUrl(_) | Self::Listen(..) | Self::Traces(_) => CONFIGURATION,
-            Self::PrivatePostgres(error) => match error {
-                PrivatePostgresError::NotInstalled
-                | PrivatePostgresError::VersionNotInstalled { .. }
-                | PrivatePostgresError::InUse { .. }
-                | PrivatePostgresError::NoUnprivilegedUser
-                | PrivatePostgresError::UnusablePath { .. }
-                | PrivatePostgresError::NotPrivate { .. } => CONFIGURATION,
-                PrivatePostgresError::Io { .. }
-                | PrivatePostgresError::Failed { .. }
-                | PrivatePostgresError::TimedOut { .. } => UNAVAILABLE,
-            },
-            Self::Migrate(error) => match error {
-                MigrateError::TooOld(_)
-                | MigrateError::NotUtf8(_)
-                | MigrateError::FsyncOff
-                | MigrateError::NoSchema
-                | MigrateError::Strangers(_)
-                | MigrateError::Pooler => CONFIGURATION,
-                MigrateError::Away(_)
-                | MigrateError::ReadOnly
-                | MigrateError::TimedOut
-                | MigrateError::Failed(_)
-                | MigrateError::Busy => UNAVAILABLE,
-            },
-            Self::Advance(error) => match error {
-                AdvanceError::Lower { .. }
-                | AdvanceError::Absurd { .. }
-                | AdvanceError::Exhausted { .. } => USAGE,
-                AdvanceError::Outage(_) => UNAVAILABLE,
-            },
-            Self::PrivatePostgresEnded => UNAVAILABLE,
-            Self::Signals(_) | Self::Store(_) | Self::TaskEnded(_) => BUG,
-        }
-    }
-}
-
-/// How long a start waits for the schema, which another replica may be making.
-const START_BUDGET: Duration = Duration::from_secs(30);
-
 /// How long clients get to close idle connections once all calls are over, and
 /// those of streams to hear of their next end.
 const FAREWELL: Duration = Duration::from_millis(300);
-
-/// A database to work with.
-struct Database {
-    url: DatabaseUrl,
-    private: Option<PrivatePostgres>,
-}
-
-impl Database {
-    /// Starts the private Postgres if there is one, and brings the schema up to date.
-    async fn open(
-        source: DatabaseSource,
-        config: &StoreConfig,
-        schema: Schema,
-    ) -> Result<Self, AppError> {
-        let database = match source {
-            DatabaseSource::Url(url) => Self { url, private: None },
-            DatabaseSource::Private(dir) => {
-                let postgres = PrivatePostgres::start(&dir).await?;
-                tracing::info!(url = postgres.url(), data_dir = %dir.display(), "private postgres ready");
-                Self {
-                    url: postgres.url().parse()?,
-                    private: Some(postgres),
-                }
-            }
-        };
-        match store::migrate(&database.url, config, schema, START_BUDGET).await {
-            Ok((before, after)) => {
-                if before == after {
-                    tracing::info!(version = after, "schema is up to date");
-                } else {
-                    tracing::info!(before, after, "schema migrated");
-                }
-                Ok(database)
-            }
-            Err(error) => {
-                database.close().await;
-                Err(error.into())
-            }
-        }
-    }
-
-    async fn close(self) {
-        if let Some(postgres) = self.private
-            && let Err(error) = postgres.stop().await
-        {
-            tracing::warn!(error = %Chain(&error), "the private Postgres did not stop");
-        }
-    }
-}
 
 /// `fencepostd migrate`.
 pub(crate) async fn migrate(config: Config) -> Result<(), AppError> {
