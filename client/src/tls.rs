@@ -82,7 +82,7 @@ pub(crate) fn connect_lazy(
 
 async fn connect(
     mut http: HttpConnector,
-    tls: &ClientTls,
+    tls: &Arc<ClientTls>,
     uri: Uri,
 ) -> io::Result<TokioIo<TlsStream<TcpStream>>> {
     let host = uri.host().unwrap_or_default();
@@ -92,7 +92,7 @@ async fn connect(
         .to_owned();
     let name = ServerName::try_from(host).map_err(io::Error::other)?;
     let stream = http.call(uri).await.map_err(io::Error::other)?;
-    let connector = TlsConnector::from(tls.current());
+    let connector = TlsConnector::from(tls.current().await);
     Ok(TokioIo::new(
         connector.connect(name, stream.into_inner()).await?,
     ))

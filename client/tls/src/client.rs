@@ -1,7 +1,8 @@
 //! The client's side: whom to trust, and who to be.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use tokio::{sync::Mutex, task::spawn_blocking};
 use tokio_rustls::rustls::{
     ClientConfig, RootCertStore, client::WebPkiServerVerifier, client::danger::ServerCertVerifier,
     sign::SingleCertAndKey,
@@ -42,7 +43,7 @@ pub struct ClientTls {
     protocols: Vec<Vec<u8>>,
     /// The machine's own are not looked for again.
     system: Arc<RootCertStore>,
-    now: Mutex<Now>,
+    now: Arc<Mutex<Now>>,
 }
 
 #[derive(Debug)]
@@ -90,30 +91,43 @@ impl ClientTls {
             identity,
             protocols,
             system,
-            now: Mutex::new(Now {
+            now: Arc::new(Mutex::new(Now {
                 files,
                 config,
                 said: None,
-            }),
+            })),
         })
     }
 
     /// For a new connection: as the files have it now, or had it when they could
     /// last be used.
-    #[must_use]
-    pub fn current(&self) -> Arc<ClientConfig> {
-        let mut now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Err(bad) = self.follow(&mut now)
-            && now.said.replace(bad) != Some(bad)
-        {
-            tracing::warn!(error = %bad, "a changed TLS file cannot be used: the one before stays");
+    pub async fn current(self: &Arc<Self>) -> Arc<ClientConfig> {
+        // Goes to the thread that reads: a disk that hangs keeps one of them, however
+        // many connections are given up meanwhile.
+        let mut now = Arc::clone(&self.now).lock_owned().await;
+        let tls = Arc::clone(self);
+        let looked = spawn_blocking(move || {
+            tls.look(&mut now);
+            Arc::clone(&now.config)
+        });
+        match looked.await {
+            Ok(config) => config,
+            // It panicked, or the runtime is about to end.
+            Err(_) => Arc::clone(&self.now.lock().await.config),
         }
-        Arc::clone(&now.config)
     }
 
     #[cfg(feature = "postgres")]
     pub(crate) fn trust(&self) -> &Trust {
         &self.trust
+    }
+
+    fn look(&self, now: &mut Now) {
+        if let Err(bad) = self.follow(now)
+            && now.said.replace(bad) != Some(bad)
+        {
+            tracing::warn!(error = %bad, "a changed TLS file cannot be used: the one before stays");
+        }
     }
 
     fn follow(&self, now: &mut Now) -> Result<(), BadFile> {

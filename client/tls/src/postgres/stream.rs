@@ -80,7 +80,7 @@ impl TlsConnect<Socket> for Handshake {
         Box::pin(async move {
             let client = self.client.ok_or(NoHandshake::Disabled)?;
             let name = ServerName::try_from(self.host).map_err(|_| NoHandshake::Name)?;
-            let connector = TlsConnector::from(client.current());
+            let connector = TlsConnector::from(client.current().await);
             Ok(Stream(Box::new(connector.connect(name, socket).await?)))
         })
     }
