@@ -62,12 +62,14 @@ pub(crate) enum Command {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Kind {
     Fencepost,
-    /// Its metrics are read each second.
+    /// Its metrics are read each second, and tell the prefixes of names apart.
     FencepostScraped,
     /// With an audit log.
     FencepostAudited,
     /// Each call is traced, for a collector next door.
     FencepostTraced,
+    /// Through TLS.
+    FencepostTls,
     Etcd,
     Zookeeper,
     RedisAof,

@@ -50,6 +50,7 @@ fn line_up(scenario: Scenario) -> &'static [Kind] {
             Kind::FencepostScraped,
             Kind::FencepostAudited,
             Kind::FencepostTraced,
+            Kind::FencepostTls,
         ],
     }
 }
@@ -101,11 +102,28 @@ impl Bench {
         self.rows
     }
 
-    /// The same server with one thing more each.
+    /// The same server with one thing more each, beside the plain one round by round.
     async fn overhead(&mut self) {
-        let started = self.start(Scenario::Overhead, None).await;
-        for clients in self.sizes(Scenario::Overhead) {
-            self.cell(Scenario::Overhead, clients, &started).await;
+        let scenario = Scenario::Overhead;
+        let started = self.start(scenario, None).await;
+        for clients in self.sizes(scenario) {
+            let all: Vec<_> = started.iter().collect();
+            let mut rows = self.measure(scenario, clients, &all).await;
+            let plain = rows.iter().find(|row| row.kind == Kind::Fencepost).cloned();
+            for row in rows.iter_mut().filter(|row| row.kind != Kind::Fencepost) {
+                let Some(of) = plain.as_ref().and_then(|plain| row.over(plain)) else {
+                    continue;
+                };
+                for (key, ratio) in [
+                    ("of_plain", of.median),
+                    ("of_plain_min", of.min),
+                    ("of_plain_max", of.max),
+                ] {
+                    let ratio = json!((ratio * 1000.0).round() / 1000.0);
+                    row.extra.insert(key.to_owned(), ratio);
+                }
+            }
+            self.add(scenario, clients, rows);
         }
     }
 

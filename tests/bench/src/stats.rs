@@ -75,6 +75,14 @@ impl Row {
         self.median(|round| round.cycles_per_s)
     }
 
+    /// Its cycles a second over those of another, round by round: what disturbs the machine
+    /// for a while disturbs both.
+    pub(crate) fn over(&self, other: &Self) -> Option<Spread> {
+        let both = self.rounds.iter().zip(&other.rounds);
+        let ratios = both.map(|(its, others)| its.cycles_per_s / others.cycles_per_s);
+        Spread::of(ratios.filter(|ratio| ratio.is_finite()))
+    }
+
     /// Null where nothing was completed: no latency is not a latency of 0.
     fn latency(&self, figure: impl Fn(&Round) -> f64) -> Option<f64> {
         self.median(figure).filter(|latency| *latency > 0.0)
@@ -183,6 +191,19 @@ mod tests {
             "cpu_percent": {"server": 50.0, "load": 20.0},
         });
         assert_eq!(row.json(), expected);
+    }
+
+    #[test]
+    fn two_rows_are_compared_round_by_round() {
+        let row = |kind, rounds: &[f64]| {
+            let rounds = rounds.iter().map(|cycles| round(*cycles, 0)).collect();
+            Row::new(kind, Scenario::Overhead, 64, rounds)
+        };
+        let plain = row(Kind::Fencepost, &[1000.0, 100.0, 2000.0, 0.0]);
+        let traced = row(Kind::FencepostTraced, &[900.0, 80.0, 1000.0, 10.0]);
+        let of = traced.over(&plain).unwrap();
+        assert_eq!((of.min, of.median, of.max), (0.5, 0.8, 0.9));
+        assert_eq!(row(Kind::FencepostTls, &[]).over(&plain), None);
     }
 
     #[test]

@@ -47,7 +47,10 @@ impl Turns {
                     _ => format!("own-{n}"),
                 })
                 .collect(),
-            Work::Cycle | Work::Renew => (0..self.clients).map(|n| format!("own-{n}")).collect(),
+            // With a prefix, for metrics that tell prefixes apart.
+            Work::Cycle | Work::Renew => {
+                (0..self.clients).map(|n| format!("own-{n}.lock")).collect()
+            }
         };
         match system.clients(&names).await {
             Ok(clients) => load::run(clients, self.work, self.timing, &system.processes()).await,

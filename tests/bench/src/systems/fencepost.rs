@@ -3,13 +3,14 @@
 
 use std::net::SocketAddr;
 
-use fencepost_support::{Server, server::Builder};
+use fencepost_support::{Server, eventually, server::Builder};
 
 use super::{
     Shim, System,
     beside::{self, Beside},
-    locks,
+    channels, connections, locks,
     postgres::Postgres,
+    secure::Secure,
 };
 use crate::load::{Client, Result};
 
@@ -18,6 +19,7 @@ pub(crate) struct Fencepost {
     postgres: Postgres,
     /// Held for as long as the server runs.
     beside: Option<Beside>,
+    secure: Option<Secure>,
 }
 
 impl Fencepost {
@@ -26,7 +28,8 @@ impl Fencepost {
     }
 
     pub(crate) async fn scraped() -> Result<Self> {
-        let mut started = Self::start(None).await?;
+        let telling_apart = |server: Builder| server.flag("--metrics-prefixes", "100");
+        let mut started = Self::with(None, telling_apart, None).await?;
         started.beside = Some(beside::scraper(started.server.http()));
         Ok(started)
     }
@@ -41,17 +44,31 @@ impl Fencepost {
         Self::with(None, to_it, Some(collector)).await
     }
 
+    pub(crate) async fn secured() -> Result<Self> {
+        let secure = Secure::new()?;
+        let mut started = Self::with(None, |server| secure.flags(server), None).await?;
+        started.secure = Some(secure);
+        Ok(started)
+    }
+
     async fn with(
         shim: Option<&Shim>,
         flags: impl FnOnce(Builder) -> Builder,
         beside: Option<Beside>,
     ) -> Result<Self> {
         let postgres = Postgres::start(shim).await?;
-        let server = flags(Server::builder(&postgres.url())).ready().await;
+        let server = flags(Server::builder(&postgres.url())).start().await;
+        // Asked where there is no TLS.
+        eventually("the server is ready", async || {
+            let answer = beside::get(server.http(), "/readyz").await.ok()?;
+            answer.starts_with("HTTP/1.1 200").then_some(())
+        })
+        .await;
         Ok(Self {
             server,
             postgres,
             beside,
+            secure: None,
         })
     }
 
@@ -67,7 +84,17 @@ impl Fencepost {
 #[tonic::async_trait]
 impl System for Fencepost {
     async fn clients(&self, names: &[String]) -> Result<Vec<Box<dyn Client>>> {
-        locks::clients(self.address(), names).await
+        let channels = match &self.secure {
+            None => channels(self.address(), names.len()).await?,
+            Some(secure) => {
+                let mut channels = Vec::new();
+                for _ in 0..connections(names.len()) {
+                    channels.push(secure.channel(self.address()).await?);
+                }
+                channels
+            }
+        };
+        Ok(locks::clients(&channels, names))
     }
 
     fn processes(&self) -> Vec<(&'static str, u32)> {

@@ -1,15 +1,13 @@
 //! A client of the lock service by the generated stubs alone: for Fencepost,
 //! and for the server that does nothing, which hears the same calls.
 
-use std::net::SocketAddr;
-
 use fencepost_proto::v1::{
     AcquireRequest, ReleaseRequest, RenewRequest, lock_service_client::LockServiceClient,
 };
 use tonic::transport::Channel;
 use uuid::Uuid;
 
-use super::{TTL_S, channels};
+use super::TTL_S;
 use crate::load::{Client, Result};
 
 pub(crate) type Stub = LockServiceClient<Channel>;
@@ -33,13 +31,13 @@ impl Holder {
     }
 }
 
-pub(super) async fn clients(address: SocketAddr, names: &[String]) -> Result<Vec<Box<dyn Client>>> {
-    let channels = channels(address, names.len()).await?;
+/// A client for each name, on these connections in turn.
+pub(super) fn clients(channels: &[Channel], names: &[String]) -> Vec<Box<dyn Client>> {
     let numbered = names.iter().zip(channels.iter().cycle()).enumerate();
     let boxed = numbered.map(|(n, (name, channel))| {
         Box::new(Holder::new(channel, name.clone(), n)) as Box<dyn Client>
     });
-    Ok(boxed.collect())
+    boxed.collect()
 }
 
 #[tonic::async_trait]

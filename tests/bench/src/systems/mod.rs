@@ -9,6 +9,7 @@ mod locks;
 pub(crate) mod noop;
 mod postgres;
 mod redis;
+mod secure;
 mod shim;
 mod sql;
 mod zookeeper;
@@ -55,6 +56,7 @@ pub(crate) async fn start(kind: Kind, shim: Option<&Shim>) -> Result<Box<dyn Sys
         Kind::FencepostScraped => Box::new(Fencepost::scraped().await?),
         Kind::FencepostAudited => Box::new(Fencepost::audited().await?),
         Kind::FencepostTraced => Box::new(Fencepost::traced().await?),
+        Kind::FencepostTls => Box::new(Fencepost::secured().await?),
         Kind::Etcd => Box::new(etcd::Etcd::start().await?),
         Kind::Zookeeper => Box::new(zookeeper::Zookeeper::start(shim).await?),
         Kind::RedisAof => Box::new(redis::Redis::start(redis::Log::EveryWrite, shim).await?),
@@ -78,11 +80,15 @@ pub(crate) fn why_not(kind: Kind, scenario: Scenario, clients: usize) -> Option<
     }
 }
 
-/// Connections to a gRPC server: one for 32 clients, the same for each system.
+/// How many connections to a gRPC server so many clients share, the same for each system.
+fn connections(clients: usize) -> usize {
+    clients.div_ceil(32)
+}
+
 async fn channels(address: SocketAddr, clients: usize) -> Result<Vec<Channel>> {
     let endpoint = Endpoint::from_shared(format!("http://{address}"))?.tcp_nodelay(true);
     let mut channels = Vec::new();
-    for _ in 0..clients.div_ceil(32) {
+    for _ in 0..connections(clients) {
         channels.push(endpoint.connect().await?);
     }
     Ok(channels)

@@ -16,7 +16,7 @@ use tonic::{
     transport::{Server, server::TcpIncoming},
 };
 
-use super::{System, locks};
+use super::{System, channels, locks};
 use crate::load::{Client, Result};
 
 pub(crate) struct Noop {
@@ -40,7 +40,8 @@ impl Noop {
 #[tonic::async_trait]
 impl System for Noop {
     async fn clients(&self, names: &[String]) -> Result<Vec<Box<dyn Client>>> {
-        locks::clients(self.address, names).await
+        let channels = channels(self.address, names.len()).await?;
+        Ok(locks::clients(&channels, names))
     }
 
     fn processes(&self) -> Vec<(&'static str, u32)> {
