@@ -20,7 +20,7 @@ use crate::{
 
 /// A password that is nowhere else.
 #[expect(clippy::print_stdout, reason = "for the reader of a failed test")]
-fn marker() -> String {
+pub(crate) fn marker() -> String {
     let marker = format!("swordfish{:08x}", rand::rng().random::<u32>());
     println!("marker: {marker}");
     marker
@@ -33,7 +33,7 @@ fn talkative(url: &str) -> Builder {
 }
 
 #[track_caller]
-fn assert_clean(said: &[String], marker: &str) {
+pub(crate) fn assert_clean(said: &[String], marker: &str) {
     for line in said {
         assert!(!line.contains(marker), "{line}");
     }
@@ -95,7 +95,16 @@ async fn no_level_of_any_log_tells_a_password_or_what_proves_a_caller() {
     let marker = marker();
     let database = fresh_database().await;
     let address = database.postgres().address();
-    let url = format!("postgres://postgres:{marker}@{address}/{}", database.name());
+    let name = database.name();
+    let urls = [
+        format!("postgres://postgres:{marker}@{address}/{name}"),
+        format!("postgres://postgres@{address}/{name}?password={marker}"),
+        format!(
+            "host={} port={} user=postgres password={marker} dbname={name}",
+            address.ip(),
+            address.port()
+        ),
+    ];
     for (n, filter) in [
         "trace",
         "debug,tokio_postgres=debug",
@@ -105,7 +114,7 @@ async fn no_level_of_any_log_tells_a_password_or_what_proves_a_caller() {
     .into_iter()
     .enumerate()
     {
-        let server = Server::builder(&url)
+        let server = Server::builder(&urls[n % urls.len()])
             .flag("--log", filter)
             .env("RUST_LOG", "trace,tokio_postgres=trace")
             .switch("--audit-log")
@@ -159,6 +168,15 @@ async fn a_password_is_in_no_refusal_to_start() {
         (format!("postgrs://u:{marker}@{closed}/x"), &[78]),
         (
             format!("postgres://u:{marker}@{closed}/x?oops={marker}"),
+            &[78],
+        ),
+        (format!("postgres://u@{closed}/x?password={marker}"), &[69]),
+        (
+            format!("postgres://u@{closed}/x?password={marker}&sslmode={marker}"),
+            &[78],
+        ),
+        (
+            format!("postgres://u@{closed}/x?sslpassword={marker}&sslmode=require"),
             &[78],
         ),
         (

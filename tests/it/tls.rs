@@ -1,6 +1,7 @@
 //! TLS on the port of clients, and to Postgres.
 
 mod database;
+mod keys;
 mod refusals;
 mod reload;
 mod stage;

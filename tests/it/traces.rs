@@ -17,8 +17,10 @@ use tonic::{Request, Status};
 
 use self::collector::{Collector, attribute, is_call};
 use crate::{
+    health,
     keep_alive::stage::{Stream, request},
     programs::{bare, cli, run},
+    secrets::{assert_clean, marker},
     world::LONG,
 };
 
@@ -248,5 +250,64 @@ async fn an_endpoint_with_credentials_is_refused_and_not_repeated() {
         let said = ended.lines.join("\n");
         assert!(said.contains("--otlp-endpoint"), "{said}");
         assert!(!said.contains("swordfish"), "{said}");
+    }
+}
+
+/// Collectors of others want a token, which the exporter takes from its usual variable.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_token_for_a_collector_is_sent_and_told_to_nobody_else() {
+    let (marker, database) = (marker(), fresh_database().await);
+    let collector = Collector::start().await;
+    let proxy = Proxy::start(collector.url()[7..].parse().unwrap()).await;
+    let started = |headers: &str| {
+        traced(&database.url(), &format!("http://{}", proxy.address()))
+            .flag(
+                "--log",
+                "trace,h2=trace,hyper=trace,tonic=trace,opentelemetry=trace",
+            )
+            .env("OTEL_EXPORTER_OTLP_HEADERS", headers)
+    };
+    let server = started(&format!("authorization=Bearer%20{marker}"))
+        .ready()
+        .await;
+    let mut client = server.client().await;
+    granted(&mut client, "a", "owner", LONG).await;
+    let is_acquire = |span: &_| attribute(span, "rpc.method").as_deref() == Some("Acquire");
+    collector.span("the call", is_acquire).await;
+    assert_eq!(
+        collector.header("authorization").unwrap(),
+        format!("Bearer {marker}")
+    );
+    // An export fails.
+    proxy.refuse().await;
+    proxy.reset().await;
+    let looked = calls::get(&mut client, "a").await;
+    assert_clean(&[format!("{looked:?}")], &marker);
+    let (_, metrics) = health::get(server.http(), "/metrics").await;
+    assert_clean(&[metrics], &marker);
+    server.sigterm();
+    assert!(server.wait_exit().await.success());
+    let lines = server.logs();
+    assert!(
+        lines.iter().any(|line| line.contains("tcp connect error")),
+        "{lines:?}"
+    );
+    assert_clean(&lines, &marker);
+
+    // What is no header is told without its value, whether it is left out or refused.
+    for bad in [
+        marker.clone(),
+        format!("authorization=Bearer%0A{marker}"),
+        format!("not a name=Bearer {marker}"),
+    ] {
+        let lines = match started(&bad).try_start().await {
+            Ok(server) => {
+                server.sigterm();
+                server.wait_exit().await;
+                server.logs()
+            }
+            Err(ended) => ended.lines,
+        };
+        assert_clean(&lines, &marker);
     }
 }

@@ -14,14 +14,14 @@ const UNAVAILABLE: i32 = 69;
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// A Postgres with a certificate for one name, and what a client needs.
-struct Stage {
-    postgres: Postgres,
-    authority: Authority,
-    folder: Folder,
+pub(super) struct Stage {
+    pub(super) postgres: Postgres,
+    pub(super) authority: Authority,
+    pub(super) folder: Folder,
 }
 
 impl Stage {
-    async fn new(name: &str) -> Self {
+    pub(super) async fn new(name: &str) -> Self {
         let (authority, folder) = (Authority::new("the tests"), Folder::default());
         folder.write("ca.crt", &authority.pem());
         folder.write_both("me", &authority.issue("postgres", &[], HOUR));
@@ -39,11 +39,11 @@ impl Stage {
         }
     }
 
-    fn file(&self, name: &str) -> String {
+    pub(super) fn file(&self, name: &str) -> String {
         self.folder.name(name)
     }
 
-    fn url(&self, parameters: &str) -> String {
+    pub(super) fn url(&self, parameters: &str) -> String {
         format!("{}?{parameters}", self.postgres.url())
     }
 
@@ -71,7 +71,7 @@ impl Stage {
         (server, secure, plain)
     }
 
-    async fn admin(&self) -> fencepost_support::postgres::Client {
+    pub(super) async fn admin(&self) -> fencepost_support::postgres::Client {
         let directory = self.postgres.socket_directory().display();
         let port = self.postgres.address().port();
         let url = format!("host={directory} port={port} user=postgres dbname=postgres");
@@ -81,7 +81,7 @@ impl Stage {
     }
 
     /// Lets in over TCP only whom this line of `pg_hba.conf` does.
-    async fn only(&self, line: &str) {
+    pub(super) async fn only(&self, line: &str) {
         let hba = format!("local all all trust\n{line}\n");
         own(&self.postgres.data().join("pg_hba.conf"), &hba);
         self.admin().await.run("SELECT pg_reload_conf()").await;

@@ -19,7 +19,7 @@ use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Request, Response, Status, transport::Server};
 
 #[derive(Clone, Default)]
-struct Kept(Arc<Mutex<Vec<ExportTraceServiceRequest>>>);
+struct Kept(Arc<Mutex<Vec<Request<ExportTraceServiceRequest>>>>);
 
 #[tonic::async_trait]
 impl TraceService for Kept {
@@ -27,7 +27,7 @@ impl TraceService for Kept {
         &self,
         request: Request<ExportTraceServiceRequest>,
     ) -> Result<Response<ExportTraceServiceResponse>, Status> {
-        self.0.lock().unwrap().push(request.into_inner());
+        self.0.lock().unwrap().push(request);
         Ok(Response::new(ExportTraceServiceResponse::default()))
     }
 }
@@ -67,12 +67,23 @@ impl Collector {
 
     /// All that it was sent, as text.
     pub(super) fn text(&self) -> String {
-        format!("{:?}", self.kept.0.lock().unwrap())
+        let kept = self.kept.0.lock().unwrap();
+        let bodies: Vec<_> = kept.iter().map(Request::get_ref).collect();
+        format!("{bodies:?}")
+    }
+
+    /// With what it was sent last, under the name of a header.
+    pub(super) fn header(&self, name: &str) -> Option<String> {
+        let kept = self.kept.0.lock().unwrap();
+        let value = kept.last()?.metadata().get(name)?;
+        Some(value.to_str().unwrap().to_owned())
     }
 
     pub(super) fn spans(&self) -> Vec<Span> {
         let kept = self.kept.0.lock().unwrap();
-        let resources = kept.iter().flat_map(|request| &request.resource_spans);
+        let resources = kept
+            .iter()
+            .flat_map(|request| &request.get_ref().resource_spans);
         let scopes = resources.flat_map(|resource| &resource.scope_spans);
         scopes.flat_map(|scope| scope.spans.clone()).collect()
     }
