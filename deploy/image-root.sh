@@ -1,7 +1,8 @@
 #!/bin/sh
 # Makes the root of an image without a distribution: the programs in /usr/bin,
-# the shared libraries that they name where they name them, and the little that
-# the C library reads.
+# the shared libraries that they name where they name them, the little that the C
+# library reads, and the public roots that `sslrootcert=system` and clients without
+# `--tls-ca` trust.
 #
 #   image-root.sh DIRECTORY PROGRAM...
 set -eu
@@ -9,7 +10,9 @@ set -eu
 root=$1
 shift
 
-mkdir -p "$root/usr/bin" "$root/etc"
+roots=/etc/ssl/certs/ca-certificates.crt
+mkdir -p "$root/usr/bin" "$root${roots%/*}"
+cp -L "$roots" "$root$roots"
 for program do
     cp "$program" "$root/usr/bin/"
     libraries=$(ldd "$program")
