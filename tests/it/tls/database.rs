@@ -124,6 +124,12 @@ async fn a_server_is_verified_as_the_mode_says() {
     );
     let (_server, secure, plain) = stage.serves(&words).await;
     assert!(secure > 0 && plain == 0, "{secure} {plain}");
+    // The machine's own list is this file, which holds the right roots, and then others.
+    let url = stage.url("sslmode=verify-full&sslrootcert=system");
+    let trusting = |file| Server::builder(&url).env("SSL_CERT_FILE", &stage.file(file));
+    trusting("ca.crt").ready().await;
+    let line = expect_no_start(trusting("other.crt"), UNAVAILABLE).await;
+    assert!(line.contains("UnknownIssuer"), "{line}");
     // Without a word, and in vain: whoever does not ask gets what there is.
     let (_server, secure, plain) = stage.serves(&stage.postgres.url()).await;
     assert!(secure > 0 && plain == 0, "{secure} {plain}");

@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use fencepost_client::{Error, Tls};
+use fencepost_client::{Client, Error, Tls};
 use fencepost_support::{
     eventually,
+    proxy::Proxy,
     server::Builder,
     tls::{Authority, HOUR},
     wait::within,
@@ -52,6 +53,30 @@ async fn without_a_good_certificate_no_client_is_let_in() {
         eventually(told, async || stage.has_logged(told).then_some(())).await;
     }
     assert!(stage.metric("fencepost_tls_handshakes_failed_total").await >= 3.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_earlier_session_lets_an_expired_certificate_in() {
+    let stage = Stage::with(true, |server| server.flag("--log", "info,fencepostd=debug")).await;
+    let proxy = Proxy::start(stage.server.grpc()).await;
+    let life = Duration::from_secs(5);
+    stage.issue_client("brief", life);
+    let client = Client::builder(format!("https://{}", proxy.address()))
+        .tls(stage.as_client("brief"))
+        .timeout(Duration::from_secs(2))
+        .build()
+        .unwrap();
+    client.get("a").await.unwrap();
+    // It goes on with the session that it has, where the server lets it.
+    proxy.reset().await;
+    client.get("a").await.unwrap();
+    let told = "certificate expired";
+    within(4 * life, told, async || {
+        proxy.reset().await;
+        let refused = client.get("a").await.is_err();
+        (refused && stage.has_logged(told)).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -5,6 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use fencepost_client::{Error, Tls};
 use fencepost_support::{
     eventually,
     tls::{Authority, Folder, HOUR},
@@ -114,6 +115,49 @@ async fn a_bad_file_changes_nothing_and_is_told() {
     assert_eq!(stage.reload_failures().await, 4.0);
     assert!(!stage.has_logged("MARKER"));
     assert!(!stage.has_logged(stage.folder.path("server.key").to_str().unwrap()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bad_list_of_authorities_lets_nobody_else_in() {
+    let stage = Stage::new(true).await;
+    stage.issue_client("me", HOUR);
+    stage.folder.write("trust.crt", &stage.authority.pem());
+    let trust = || Tls::default().ca_file(stage.folder.path("trust.crt"));
+    let file = |kind| stage.folder.path(&format!("me.{kind}"));
+    for (bad, what) in [
+        ("", "--tls-client-ca holds no certificate"),
+        (
+            "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+            "--tls-client-ca holds a certificate that cannot be used",
+        ),
+    ] {
+        stage.folder.write("ca.crt", bad);
+        told(&stage, what).await;
+        let me = stage.client(trust().identity_files(file("crt"), file("key")));
+        me.get("a").await.unwrap();
+        let nobody = stage.client(trust()).get("a").await;
+        assert!(
+            matches!(nobody, Err(Error::Unavailable { .. })),
+            "{nobody:?}"
+        );
+    }
+    // Another authority's clients are let in from now on, and no others.
+    let other = Authority::new("somebody else");
+    stage.folder.write("ca.crt", &other.pem());
+    let next = other.issue("next", &[], HOUR);
+    stage.folder.write_both("next", &next);
+    let file = |kind| stage.folder.path(&format!("next.{kind}"));
+    eventually("the other authority is trusted", async || {
+        let next = stage.client(trust().identity_files(file("crt"), file("key")));
+        next.get("a").await.ok()
+    })
+    .await;
+    let me = trust().identity_files(stage.folder.path("me.crt"), stage.folder.path("me.key"));
+    let refused = stage.client(me).get("a").await;
+    assert!(
+        matches!(refused, Err(Error::Unavailable { .. })),
+        "{refused:?}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
