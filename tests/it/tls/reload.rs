@@ -1,6 +1,7 @@
 //! Certificates that are renewed under way.
 
 use std::{
+    fs::OpenOptions,
     os::unix::fs::symlink,
     time::{Duration, Instant},
 };
@@ -10,6 +11,7 @@ use fencepost_support::{
     eventually,
     tls::{Authority, Folder, HOUR},
 };
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use super::stage::{NAMES, Stage, options};
 
@@ -176,6 +178,29 @@ async fn files_that_do_not_match_for_a_moment_are_no_failure() {
     .await;
     assert_eq!(stage.reload_failures().await, 0.0);
     assert!(!stage.has_logged("cannot be used"));
+}
+
+/// On one thread, which a file that cannot be read to its end must not keep.
+#[tokio::test]
+async fn a_disk_that_hangs_holds_up_one_connection_at_most() {
+    let stage = Stage::new(false).await;
+    let client = stage.client(stage.trust());
+    let pipe = stage.folder.path("ca.crt");
+    std::fs::remove_file(&pipe).unwrap();
+    mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    // Whoever reads it waits for as long as this is there.
+    let writer = OpenOptions::new().read(true).write(true).open(&pipe);
+    let writer = writer.unwrap();
+    for _ in 0..3 {
+        let begun = Instant::now();
+        let answer = client.get("a").await;
+        assert!(answer.is_err(), "{answer:?}");
+        let took = begun.elapsed();
+        assert!(took < Duration::from_secs(10), "{took:?}");
+    }
+    drop(writer);
+    stage.folder.write("ca.crt", &stage.authority.pem());
+    eventually("it connects", async || client.get("a").await.ok()).await;
 }
 
 /// As Kubernetes replaces the files of a secret.
