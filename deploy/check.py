@@ -148,7 +148,7 @@ def check_server(origin, resources):
         if pod["containers"][0]["name"] != "fencepostd":
             continue
         container = pod["containers"][0]
-        environment = {e["name"]: e["value"] for e in container["env"]}
+        environment = by_name(container)
         for variable in ("FENCEPOST_LISTEN", "FENCEPOST_HTTP_LISTEN", "FENCEPOST_HEALTH_LISTEN"):
             port = environment.get(variable, "nothing").removeprefix("0.0.0.0:")
             check(what, port.isdigit() and int(port) in [p["containerPort"] for p in container["ports"]],
@@ -183,6 +183,31 @@ def check_server(origin, resources):
                 for service in services for endpoint in monitor["spec"]["endpoints"]), "a port that is not there")
 
 
+def by_name(container):
+    return {e["name"]: e["value"] for e in container["env"]}
+
+
+def of_the_database():
+    """The settings that `fencepostd migrate` heeds: those of flags that every command takes."""
+    flags = re.findall(r"#\[arg\((.*?)\)\]\s*pub", (ROOT / "server/src/args.rs").read_text(), re.S)
+    names = {re.search(r'env = "(\w+)"', flag)[1] for flag in flags if re.search(r"\bglobal = true\b", flag)}
+    check("flags of every command are not found", {"FENCEPOST_PGBOUNCER", "FENCEPOST_DATABASE_URL_FILE"} <= names)
+    return names
+
+
+def check_migration(origin, resources, settings):
+    """What the server is told of the database, its migration is told."""
+    for server in (r for r in resources if r["kind"] == "Deployment"):
+        pod = server["spec"]["template"]["spec"]
+        for migrate in pod.get("initContainers", []):
+            if migrate["name"] != "migrate":
+                continue
+            said, serves = by_name(migrate), by_name(pod["containers"][0])
+            for name in settings & (said.keys() | serves.keys()):
+                check(f"{origin}: {name_of(server)}", said.get(name) == serves.get(name),
+                      f"{name} is {said.get(name)} for the migration, {serves.get(name)} for the server")
+
+
 def check_manifests():
     rendered = {path.stem: documents(path) for path in sorted(RENDERED.glob("*.yaml"))
                 if path.stem.startswith(("kustomize-", "helm-"))}
@@ -201,6 +226,14 @@ def check_manifests():
     for origin, resources in rendered.items():
         check_server(origin, resources)
     done("pods are locked down; probes, ports and selectors meet")
+
+    settings = of_the_database()
+    for origin, resources in rendered.items():
+        check_migration(origin, resources, settings)
+    pairs = [by_name(c) for r in rendered["helm-all"] if r["kind"] == "Deployment"
+             for c in r["spec"]["template"]["spec"].get("initContainers", [])]
+    check("helm-all: no migration behind PgBouncer is rendered", any("FENCEPOST_PGBOUNCER" in p for p in pairs))
+    done("server and migration are told the same of the database")
 
     base = {name_of(r): r for r in rendered["kustomize-base"]}
     chart = {name_of(r): r for r in rendered["helm-default"]}

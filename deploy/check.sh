@@ -78,8 +78,15 @@ done
 export HELM_CACHE_HOME="$tmp" HELM_CONFIG_HOME="$tmp" HELM_DATA_HOME="$tmp"
 quietly 'chart, by helm lint' "$HELM" lint --strict helm/fencepost
 # Its word on standard error is that the chart has links.
-"$HELM" template fencepost helm/fencepost >"$tmp/helm-default.yaml" 2>"$tmp/said" || { cat "$tmp/said" >&2; die 'helm template: FAILED'; }
-"$HELM" template locks helm/fencepost -f helm/all.yaml >"$tmp/helm-all.yaml" 2>"$tmp/said" || { cat "$tmp/said" >&2; die 'helm template: FAILED'; }
+# template AS ARGUMENT...
+template() {
+    as=$1
+    shift
+    "$HELM" template "$@" >"$tmp/helm-$as.yaml" 2>"$tmp/said" || { cat "$tmp/said" >&2; die 'helm template: FAILED'; }
+}
+template default fencepost helm/fencepost
+template all locks helm/fencepost -f helm/all.yaml
+template alone fencepost helm/fencepost --set migrate=false,env.FENCEPOST_PGBOUNCER=true
 for bad in replicas=0 env.FENCEPOST_LISTEN=x env.OTHER=x drain.timeoutSeconds=3 databse.port=1; do
     ! "$HELM" template fencepost helm/fencepost --set "$bad" >/dev/null 2>&1 || die "the chart takes --set $bad"
 done
