@@ -170,6 +170,9 @@ def check_server(origin, resources):
         for service in of_kind["Service"]:
             check(f"{origin}: {name_of(service)}", selected(service["spec"]["selector"], labels), "selects no pod")
             check(f"{origin}: {name_of(service)}", {p["targetPort"] for p in service["spec"]["ports"]} <= ports)
+            grpc = [p.get("appProtocol") for p in service["spec"]["ports"] if p["targetPort"] == "grpc"]
+            check(f"{origin}: {name_of(service)}", grpc == ["kubernetes.io/h2c" if plain else None],
+                  f"appProtocol is {grpc}, {'without' if plain else 'with'} TLS")
         for kind, path in {"PodDisruptionBudget": "selector", "NetworkPolicy": "podSelector"}.items():
             for resource in of_kind[kind]:
                 check(f"{origin}: {name_of(resource)}", selected(resource["spec"][path]["matchLabels"], labels),
