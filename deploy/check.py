@@ -177,6 +177,10 @@ def check_server(origin, resources):
             for resource in of_kind[kind]:
                 check(f"{origin}: {name_of(resource)}", selected(resource["spec"][path]["matchLabels"], labels),
                       "selects no pod")
+        if collector := environment.get("FENCEPOST_OTLP_ENDPOINT"):
+            out = {port["port"] for policy in of_kind["NetworkPolicy"]
+                   for rule in policy["spec"]["egress"] for port in rule["ports"]}
+            check(what, int(collector.rpartition(":")[2]) in out, f"no network policy lets traces out to {collector}")
         for monitor in of_kind.get("ServiceMonitor", []):
             services = [s for s in of_kind["Service"]
                         if selected(monitor["spec"]["selector"]["matchLabels"], s["metadata"]["labels"])]
