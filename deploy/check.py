@@ -234,6 +234,13 @@ def check_manifests():
         check_server(origin, resources)
     done("pods are locked down; probes, ports and selectors meet")
 
+    for server in (r for r in rendered["helm-openshift"] if r["kind"] == "Deployment"):
+        pod = server["spec"]["template"]["spec"]
+        named = {key for of in [pod, *pod["containers"], *pod["initContainers"]] for key in of["securityContext"]
+                 if key in ("runAsUser", "runAsGroup", "fsGroup")}
+        check(f"helm-openshift: {name_of(server)}", not named, f"names {', '.join(sorted(named))}")
+    done("OpenShift chooses the user")
+
     settings = of_the_database()
     for origin, resources in rendered.items():
         check_migration(origin, resources, settings)

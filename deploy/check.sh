@@ -86,6 +86,7 @@ template() {
 }
 template default fencepost helm/fencepost
 template all locks helm/fencepost -f helm/all.yaml
+template openshift fencepost helm/fencepost -f helm/openshift.yaml
 template alone fencepost helm/fencepost --set migrate=false,env.FENCEPOST_PGBOUNCER=true
 for bad in replicas=0 env.FENCEPOST_LISTEN=x env.OTHER=x drain.timeoutSeconds=3 databse.port=1; do
     ! "$HELM" template fencepost helm/fencepost --set "$bad" >/dev/null 2>&1 || die "the chart takes --set $bad"
