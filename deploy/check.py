@@ -241,6 +241,13 @@ def check_manifests():
         check(f"helm-openshift: {name_of(server)}", not named, f"names {', '.join(sorted(named))}")
     done("OpenShift chooses the user")
 
+    for resource in rendered["helm-all"]:
+        for group in resource["spec"]["groups"] if resource["kind"] == "PrometheusRule" else []:
+            for rule in group["rules"]:
+                url = rule["annotations"]["runbook_url"]
+                check(rule["alert"], url.startswith("https://git.example/locks/deploy/README.md#"), f"the chart says {url}")
+    done("the chart puts prometheusRule.runbookPrefix into every alert")
+
     settings = of_the_database()
     for origin, resources in rendered.items():
         check_migration(origin, resources, settings)
@@ -360,7 +367,8 @@ def check_alerts():
         check(name, rule["labels"]["severity"] in ("info", "warning", "critical"), "severity")
         check(name, rule["annotations"].keys() == {"summary", "runbook_url"}, "annotations")
         page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
-        check(name, page == "deploy/README.md" and anchor in runbook, f"deploy/README.md has no #{anchor}")
+        check(name, re.fullmatch(r"https://[^/]+/.*deploy/README\.md", page), f"{page} is no URL of the runbook")
+        check(name, anchor in runbook, f"deploy/README.md has no #{anchor}")
 
     tests = yaml.safe_load((HERE / "prometheus/fencepost.test.yaml").read_text())["tests"]
     tested = [(case["alertname"], bool(case["exp_alerts"])) for test in tests for case in test["alert_rule_test"]]
