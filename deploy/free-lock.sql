@@ -9,7 +9,7 @@ SET LOCAL synchronous_commit = on;
 SET LOCAL lock_timeout = '5s';
 UPDATE fencepost.locks
    SET released = true, expires_at = clock_timestamp()
- WHERE resource = :'resource' AND fencing_token = :token
+ WHERE resource = :'resource' AND fencing_token = :'token'::bigint
    AND NOT released AND expires_at > clock_timestamp()
 RETURNING owner, acquired_at, labels;
 COMMIT;
