@@ -75,8 +75,8 @@ pub const MUTANTS: &[Mutant] = &[
         edits: &[],
     },
     Mutant {
-        // Drawn before the row's lock was waited for. The table's own check would
-        // stop it.
+        // Drawn before the row's lock was waited for, by a statement that does not lock
+        // what it saw first. The table's own check would stop it.
         name: "token from EXCLUDED",
         scenario: Scenario::Crowds,
         caught_by: &["tokens", "gets", "takeable", "kept", "stale"],
@@ -86,6 +86,16 @@ pub const MUTANTS: &[Mutant] = &[
                 "acquire_v2",
                 "fencing_token = nextval('fencepost.fencing_tokens'),\n               prev_token = l.fencing_token",
                 "fencing_token = EXCLUDED.fencing_token,\n               prev_token = 0",
+            ),
+            (
+                "acquire_v2",
+                "\n           FOR UPDATE;\n\n        INSERT",
+                ";\n\n        INSERT",
+            ),
+            (
+                "acquire_v2",
+                "WHERE l.fencing_token = ended.fencing_token\n           AND NOT (",
+                "WHERE NOT (",
             ),
         ],
     },
