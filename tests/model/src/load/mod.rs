@@ -44,6 +44,8 @@ pub struct Options {
     /// In how many of a hundred steps a holder asks several times at once for what it
     /// has.
     pub crowds: u32,
+    /// In how many of a hundred steps a holder renews just before its end.
+    pub brink: u32,
     /// The longest pause between two steps of a client.
     pub pause: Duration,
     /// What the checker takes for granted.
@@ -63,6 +65,7 @@ impl Options {
             ttl: Duration::from_millis(500)..Duration::from_millis(2000),
             drops: 14,
             crowds: 2,
+            brink: 2,
             pause: Duration::from_millis(20),
             limits: Limits {
                 seed,
@@ -111,6 +114,7 @@ impl Load {
                 ttl: options.ttl.clone(),
                 drops: options.drops,
                 crowds: options.crowds,
+                brink: options.brink,
                 pause: options.pause,
                 writer: options.register.clone().map(register::Writer::new),
                 made: 0,
@@ -200,6 +204,7 @@ struct Context {
     ttl: Range<Duration>,
     drops: u32,
     crowds: u32,
+    brink: u32,
     pause: Duration,
     writer: Option<register::Writer>,
     made: u32,
@@ -229,8 +234,13 @@ impl Context {
     /// Rests for a random time up to `longest`; less when the load is stopped.
     async fn rest(&mut self, longest: Duration) {
         let pause = longest.mul_f64(self.rng.random());
+        self.wait(pause).await;
+    }
+
+    /// Rests for so long.
+    async fn wait(&self, time: Duration) {
         tokio::select! {
-            () = tokio::time::sleep(pause) => {}
+            () = tokio::time::sleep(time) => {}
             () = self.stop.cancelled() => {}
         }
     }

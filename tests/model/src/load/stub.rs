@@ -66,6 +66,12 @@ impl Client {
         {
             return self.crowd(held).await;
         }
+        if let Some(held) = self.held.clone()
+            && self.context.chance(self.context.brink)
+        {
+            self.context.wait(held.ttl.mul_f64(0.9)).await;
+            return self.renew(&held).await;
+        }
         let what = self.context.rng.random_range(0..100);
         match self.held.clone() {
             None => match what {
