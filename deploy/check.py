@@ -319,6 +319,22 @@ def metrics():
     return series
 
 
+def check_metrics():
+    """metrics.txt is the README's table, but for what clients tell of themselves."""
+    rows = re.findall(r"^\| `(fencepost_\w+)` \| (\w+) \|([^|]*)\|", (ROOT / "README.md").read_text(), re.M)
+    documented = {name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows
+                  if not name.startswith("fencepost_client_")}
+    listed = {}
+    for line in (HERE / "prometheus/metrics.txt").read_text().splitlines():
+        if line and not line.startswith("#"):
+            name, kind, *labels = line.split()
+            listed[name] = (kind, set(labels[0].split(",")) if labels else set())
+    for name in documented.keys() | listed.keys():
+        check(name, documented.get(name) == listed.get(name),
+              f"{documented.get(name)} in README.md, {listed.get(name)} in prometheus/metrics.txt")
+    done(f"{len(listed)} metrics are the README's")
+
+
 # What a scrape adds.
 TARGET = {"namespace", "job", "instance", "pod"}
 
@@ -344,16 +360,6 @@ def anchors(text):
 
 def check_alerts():
     series = metrics()
-    readme = (ROOT / "README.md").read_text()
-    documented = set(re.findall(r"`?(fencepost_[a-z_]+)`?", "\n".join(
-        line for line in readme.splitlines() if line.startswith("|"))))
-    if documented:
-        for name in {line.split()[0] for line in (HERE / "prometheus/metrics.txt").read_text().splitlines()
-                     if line and not line.startswith("#")}:
-            check("README.md: the table of metrics", name in documented, f"has no {name}")
-    else:
-        print("deploy-check: README.md has no table of metrics: prometheus/metrics.txt is not compared with it")
-
     text = (HERE / "README.md").read_text()
     runbook = anchors(text)
     for page, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", text):
@@ -406,5 +412,6 @@ def check_dashboard():
 
 check_settings()
 check_manifests()
+check_metrics()
 check_alerts()
 check_dashboard()

@@ -156,7 +156,7 @@ def start_postgres(world):
 
 def start_replica(world, name, url):
     process = world.start(name, BIN / "fencepostd", "--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0",
-                          "--log-format", "json", "--drain-delay", "0s",
+                          "--log-format", "json", "--drain-delay", "0s", "--metrics-prefixes", "8",
                           env={"PATH": os.environ["PATH"], "FENCEPOST_DATABASE_URL": url})
 
     def serving():
