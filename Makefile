@@ -4,7 +4,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test test-postgres mutants polyglot soak chaos chaos-patroni deploy-check bench demo incident check fmt clean-tools \
+.PHONY: help setup run test test-postgres mutants polyglot soak chaos chaos-patroni deploy-check bench demo incident check advisories fmt clean-tools \
 	check-fmt check-shell check-proto check-deps check-clippy check-doc
 
 # The debug profile: its first build is far shorter than a release build, and a
@@ -135,6 +135,10 @@ check-proto: $(BUF_HOME)/.installed
 # Duplicate versions are warnings, and cargo tree shows them better.
 check-deps: $(DENY_HOME)/.installed
 	$(DENY_HOME)/bin/cargo-deny --log-level error check bans licenses sources
+
+# Not a part of check: what it says changes from day to day, and it fetches the RustSec database.
+advisories: $(DENY_HOME)/.installed ## Ask whether a dependency has a known fault (needs the network)
+	$(DENY_HOME)/bin/cargo-deny --log-level error check advisories
 
 check-clippy:
 	cargo clippy --workspace --all-targets -- -D warnings
