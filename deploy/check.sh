@@ -93,6 +93,6 @@ for bad in replicas=0 env.FENCEPOST_LISTEN=x env.OTHER=x drain.timeoutSeconds=3 
 done
 say 'chart refuses bad values: ok'
 
-"$PYTHON" check.py "$tmp"
+"$PYTHON" -B check.py "$tmp"
 # check.py has left the dashboard's expressions as rules.
 quietly "the dashboard's expressions, by promtool check rules" "$PROMTOOL" check rules "$tmp/dashboard.rules"
