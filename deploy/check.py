@@ -128,7 +128,8 @@ def check_alerts():
         check(name, re.fullmatch(r"https://[^/]+/.*deploy/README\.md", page), f"{page} is no URL of the runbook")
         check(name, anchor in runbook, f"deploy/README.md has no #{anchor}")
 
-    tests = yaml.safe_load((HERE / "prometheus/fencepost.test.yaml").read_text())["tests"]
+    tests = [test for path in sorted(HERE.glob("prometheus/*.test.yaml"))
+             for test in yaml.safe_load(path.read_text())["tests"]]
     tested = [(case["alertname"], bool(case["exp_alerts"])) for test in tests for case in test["alert_rule_test"]]
     for name in alerts:
         for fires in (True, False):
@@ -136,7 +137,7 @@ def check_alerts():
     for test in tests:
         for source in test["input_series"]:
             name = source["series"].partition("{")[0]
-            check("fencepost.test.yaml", name in series or name == "up", f"there is no metric {name}")
+            check(test["name"], name in series or name == "up", f"there is no metric {name}")
     done(f"{len(alerts)} alerts: metrics, labels, tests, runbook")
 
 

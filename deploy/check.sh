@@ -56,7 +56,7 @@ quietly() {
 
 quietly 'Dockerfile, by hadolint' "$HADOLINT" Dockerfile
 quietly 'alerts, by promtool check rules' "$PROMTOOL" check rules "$rules"
-quietly 'alerts fire and do not fire, by promtool test rules' "$PROMTOOL" test rules prometheus/fencepost.test.yaml
+quietly 'alerts fire and do not fire, by promtool test rules' "$PROMTOOL" test rules prometheus/*.test.yaml
 
 quietly "the runbook's SQL, on a Postgres" ./check-sql.sh
 
