@@ -147,8 +147,11 @@ impl Store {
         peer: Peer,
         deadline: Instant,
     ) -> Result<Acquired, AcquireError> {
+        // It has its place while it waits for the first leap.
+        let (waiting, told) = self.admit(ask, peer, deadline)?;
         self.0.begin(deadline).await.map_err(Outage::from)?;
-        self.call(ask, Call::Acquire, peer, deadline).await
+        self.0.enqueue(Call::Acquire(waiting));
+        told.answer(deadline).await
     }
 }
 

@@ -99,7 +99,11 @@ enum Look {
 }
 
 impl Inner {
-    async fn get(&self, resource: &Resource, deadline: Instant) -> Result<Lease, GetError> {
+    async fn get(
+        self: &Arc<Self>,
+        resource: &Resource,
+        deadline: Instant,
+    ) -> Result<Lease, GetError> {
         let mut tries = 0;
         loop {
             tries += 1;

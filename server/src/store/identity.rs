@@ -6,21 +6,30 @@
 //! started knows of no token, so it leaps first. One that runs knows by its probes how
 //! far the tokens have come ([`Inner::saw`]), and refuses a grant that falls behind.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
-use tokio::{sync::Mutex, time::Instant};
+use tokio::{
+    sync::{Mutex, OwnedMutexGuard},
+    time::Instant,
+};
+use tracing::Instrument as _;
 
-use super::{Inner, failure::Failure, row, statement};
-use crate::{clock::Moment, lock::FencingToken, metrics::LeapMetrics};
+use super::{Inner, failure::Failure, rest_before_retry, row, statement};
+use crate::{clock::Moment, lock::FencingToken, metrics::LeapMetrics, trace::Trace};
 
 #[derive(Default)]
 pub(super) struct Identity {
     /// Lets one task of this replica leap while the others wait for it. When the last
     /// leap ended.
-    last: Mutex<Option<Moment>>,
+    last: Arc<Mutex<LastLeap>>,
     /// Whether there was any since this replica started.
     begun: AtomicBool,
 }
+
+type LastLeap = Option<Moment>;
 
 /// Why tokens must leap, as the statement that called for it has seen.
 #[derive(Clone, Copy)]
@@ -90,7 +99,7 @@ impl Inner {
 
     /// Leaps before the first grant of this replica. Not after it, with the grant given
     /// back: an owner that acquires anew would lose the lease that it had.
-    pub(super) async fn begin(&self, deadline: Instant) -> Result<(), Failure> {
+    pub(super) async fn begin(self: &Arc<Self>, deadline: Instant) -> Result<(), Failure> {
         if self.identity.begun.load(Ordering::Acquire) {
             return Ok(());
         }
@@ -98,13 +107,49 @@ impl Inner {
     }
 
     /// Makes the sequence safe to draw from, unless that was done since.
-    pub(super) async fn leap(&self, need: Need, deadline: Instant) -> Result<(), Failure> {
-        let mut last = tokio::time::timeout_at(deadline, self.identity.last.lock())
+    pub(super) async fn leap(
+        self: &Arc<Self>,
+        need: Need,
+        deadline: Instant,
+    ) -> Result<(), Failure> {
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            match self.try_leap(need, deadline).await {
+                // Others leap as well, and a restore may have the row.
+                Err(failure @ Failure::Conflict(_)) => {
+                    if !rest_before_retry(self, &failure, tries, deadline).await {
+                        return Err(failure);
+                    }
+                }
+                ended => return ended,
+            }
+        }
+    }
+
+    /// Whoever waits here may leave; the statements of the one who leaps run in a task
+    /// of the store's.
+    async fn try_leap(self: &Arc<Self>, need: Need, deadline: Instant) -> Result<(), Failure> {
+        let last = Arc::clone(&self.identity.last).lock_owned();
+        let last = tokio::time::timeout_at(deadline, last)
             .await
             .map_err(|_| Failure::TooLate)?;
         if last.is_some_and(|end| end > need.sent) {
             return Ok(());
         }
+        let inner = Arc::clone(self);
+        let leap = async move { inner.leap_now(need, last, deadline).await };
+        let leap = Trace::current().scope(leap.in_current_span());
+        let ended = self.tracker.spawn(leap).await;
+        ended.unwrap_or_else(|panicked| Err(Failure::Unknown(Box::new(panicked))))
+    }
+
+    async fn leap_now(
+        &self,
+        need: Need,
+        mut last: OwnedMutexGuard<LastLeap>,
+        deadline: Instant,
+    ) -> Result<(), Failure> {
         let (floor, always) = match need.why {
             Why::Identity => (0, false),
             Why::Above(token) => (token, false),

@@ -29,8 +29,8 @@
 //!
 //! # Callers that go away
 //!
-//! A call's database work runs in a task of the store's tracker, not in the
-//! caller's future: dropping the caller cancels no statement and poisons no
+//! A call's database work, a leap that it needs included, runs in a task of the
+//! store's tracker, not in the caller's future: dropping the caller cancels no statement and poisons no
 //! connection. A [`Grant`](acquire::Grant) that is dropped before it was
 //! claimed, because its caller had gone, is given back; so is an Acquire whose
 //! outcome is unknown.

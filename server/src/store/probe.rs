@@ -2,6 +2,7 @@
 
 use std::{
     fmt,
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
@@ -142,7 +143,7 @@ impl Reading {
 }
 
 impl Inner {
-    async fn probe(&self, clock: &mut ClockWatch) {
+    async fn probe(self: &Arc<Self>, clock: &mut ClockWatch) {
         let deadline = Instant::now() + self.config.limits.wait;
         let health = match self.try_probe(clock, deadline).await {
             Ok(health) => health,
@@ -167,7 +168,7 @@ impl Inner {
     }
 
     async fn try_probe(
-        &self,
+        self: &Arc<Self>,
         clock: &mut ClockWatch,
         deadline: Instant,
     ) -> Result<Health, Failure> {
@@ -194,7 +195,7 @@ impl Inner {
     }
 
     async fn judge_probe(
-        &self,
+        self: &Arc<Self>,
         row: &Row,
         sent: Moment,
         deadline: Instant,
