@@ -140,7 +140,13 @@ pub(crate) struct ServeArgs {
 
     /// Export traces by OTLP over gRPC to a collector, such as http://127.0.0.1:4317.
     /// Unset: none.
-    #[arg(long, env = "FENCEPOST_OTLP_ENDPOINT", value_name = "URL")]
+    // One with a password in it is refused, and must not be printed either.
+    #[arg(
+        long,
+        env = "FENCEPOST_OTLP_ENDPOINT",
+        hide_env_values = true,
+        value_name = "URL"
+    )]
     pub(crate) otlp_endpoint: Option<String>,
 
     /// How many of the calls are traced, from 0 to 1, whose callers do not say it

@@ -237,7 +237,8 @@ async fn a_password_is_in_no_usage_message() {
         command.args(arguments);
         command
             .env("FENCEPOST_DATABASE_URL", &url)
-            .env("DATABASE_URL", &url);
+            .env("DATABASE_URL", &url)
+            .env("FENCEPOST_OTLP_ENDPOINT", &url);
         let ended = run(command).await;
         assert_clean(&[ended.said()], &marker);
         assert!(!ended.said().is_empty());
@@ -286,5 +287,24 @@ async fn a_password_in_an_endpoint_is_not_printed() {
             .args(["get", "--help"])
             .env("FENCEPOST_ENDPOINT", &endpoint);
         assert_clean(&[run(command).await.said()], &marker);
+    }
+}
+
+/// Whoever has both may renew the lease, and end it.
+#[tokio::test]
+async fn an_owner_and_its_token_are_in_no_help() {
+    let marker = marker();
+    let token = "4711004711";
+    for subcommand in ["release", "renew", "keepalive", "get", "acquire", "run"] {
+        let mut command = bare(cli());
+        command
+            .args([subcommand, "--help"])
+            .env("FENCEPOST_OWNER", &marker)
+            .env("FENCEPOST_TOKEN", token);
+        let ended = run(command).await;
+        assert_eq!(ended.code, Some(0), "{}", ended.said());
+        for secret in [&*marker, token] {
+            assert_clean(&[ended.said()], secret);
+        }
     }
 }

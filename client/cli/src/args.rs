@@ -101,11 +101,13 @@ pub(crate) struct Lease {
     pub(crate) resource: String,
 
     /// The owner that acquired it.
-    #[arg(long, env = "FENCEPOST_OWNER")]
+    // With the token it proves who holds the lock: no values of theirs in --help,
+    // which ends up in logs and bug reports.
+    #[arg(long, env = "FENCEPOST_OWNER", hide_env_values = true)]
     pub(crate) owner: String,
 
     /// The fencing token of the lease.
-    #[arg(long, env = "FENCEPOST_TOKEN", value_parser = clap::value_parser!(i64).range(1..))]
+    #[arg(long, env = "FENCEPOST_TOKEN", hide_env_values = true, value_parser = clap::value_parser!(i64).range(1..))]
     pub(crate) token: i64,
 }
 
