@@ -8,14 +8,14 @@
 //!
 //! Files are written one after the other, so for a moment a key may not match its
 //! certificate. What cannot be used changes nothing, and is an error only when it
-//! stays so for some seconds.
+//! stays so for some seconds: rubbish, or a file system that does not answer.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
-use fencepost_tls::{BadFile, Facts, Pem, PemFile, Problem, identity, provider};
+use fencepost_tls::{BadFile, Facts, Looks, Pem, PemFile, Problem, identity, provider};
 use tokio_rustls::rustls::{
     ServerConfig,
     server::{NoServerSessionStorage, WebPkiClientVerifier},
@@ -30,6 +30,12 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// How many looks in a row must find files that cannot be used.
 const LOOKS: u32 = 3;
+
+/// Which of them is not known.
+const HANGS: BadFile = BadFile {
+    name: "a file of --tls-cert, --tls-key or --tls-client-ca",
+    problem: Problem::Hangs,
+};
 
 /// Where the files are.
 #[derive(Debug, Clone)]
@@ -53,6 +59,7 @@ struct Contents {
 pub(crate) struct Tls {
     files: TlsFiles,
     used: Mutex<Used>,
+    looks: Looks,
 }
 
 #[derive(Debug)]
@@ -73,6 +80,7 @@ impl Tls {
         Ok(Self {
             files,
             used: Mutex::new(used),
+            looks: Looks::default(),
         })
     }
 
@@ -91,27 +99,24 @@ impl Tls {
             loop {
                 tokio::time::sleep(PAUSE).await;
                 let tls = Arc::clone(&self);
-                // A file system may be slow.
-                let looked = tokio::task::spawn_blocking(move || tls.look());
-                match looked.await {
-                    Ok(Ok(changed)) => {
+                let looked = self.looks.look(move || tls.look()).await;
+                match looked.unwrap_or(Err(HANGS)) {
+                    Ok(changed) => {
                         (unusable, said) = (0, None);
                         if changed {
                             self.tell(&metrics);
                         }
                     }
-                    Ok(Err(bad)) => {
+                    Err(bad) => {
                         unusable += 1;
                         if unusable >= LOOKS && said.replace(bad) != Some(bad) {
                             metrics.reload_failures.inc();
                             tracing::warn!(
                                 error = %bad,
-                                "a changed TLS file cannot be used: the certificate before stays"
+                                "a TLS file cannot be used: the certificate before stays"
                             );
                         }
                     }
-                    // It panicked, or the runtime is about to end.
-                    Err(error) => tracing::error!(%error, "the TLS files were not looked at"),
                 }
             }
         };

@@ -2,6 +2,7 @@
 
 mod database;
 mod keys;
+mod no_files;
 mod refusals;
 mod reload;
 mod stage;

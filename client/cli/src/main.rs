@@ -56,7 +56,10 @@ fn run(cli: Cli) -> Result<Exit, Failure> {
         .enable_all()
         .build()
         .map_err(Failure::Machine)?;
-    runtime.block_on(dispatch(cli))
+    let exit = runtime.block_on(dispatch(cli));
+    // Not waited for: a thread that reads a file from a disk that hangs.
+    runtime.shutdown_background();
+    exit
 }
 
 async fn dispatch(cli: Cli) -> Result<Exit, Failure> {

@@ -1,8 +1,7 @@
 //! The client's side: whom to trust, and who to be.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tokio::{sync::Mutex, task::spawn_blocking};
 use tokio_rustls::rustls::{
     ClientConfig, RootCertStore, client::WebPkiServerVerifier, client::danger::ServerCertVerifier,
     sign::SingleCertAndKey,
@@ -10,6 +9,7 @@ use tokio_rustls::rustls::{
 
 use crate::{
     files::{BadFile, Pem, PemFile, Problem, identity},
+    looks::Looks,
     provider,
     verify::AnyName,
 };
@@ -43,7 +43,8 @@ pub struct ClientTls {
     protocols: Vec<Vec<u8>>,
     /// The machine's own are not looked for again.
     system: Arc<RootCertStore>,
-    now: Arc<Mutex<Now>>,
+    now: Mutex<Now>,
+    looks: Looks,
 }
 
 #[derive(Debug)]
@@ -91,30 +92,26 @@ impl ClientTls {
             identity,
             protocols,
             system,
-            now: Arc::new(Mutex::new(Now {
+            now: Mutex::new(Now {
                 files,
                 config,
                 said: None,
-            })),
+            }),
+            looks: Looks::default(),
         })
     }
 
     /// For a new connection: as the files have it now, or had it when they could
     /// last be used.
     pub async fn current(self: &Arc<Self>) -> Arc<ClientConfig> {
-        // Goes to the thread that reads: a disk that hangs keeps one of them, however
-        // many connections are given up meanwhile.
-        let mut now = Arc::clone(&self.now).lock_owned().await;
         let tls = Arc::clone(self);
-        let looked = spawn_blocking(move || {
-            tls.look(&mut now);
-            Arc::clone(&now.config)
-        });
-        match looked.await {
-            Ok(config) => config,
-            // It panicked, or the runtime is about to end.
-            Err(_) => Arc::clone(&self.now.lock().await.config),
+        if self.looks.look(move || tls.look()).await.is_err() {
+            self.now().tell(BadFile {
+                name: "one of the TLS files",
+                problem: Problem::Hangs,
+            });
         }
+        Arc::clone(&self.now().config)
     }
 
     #[cfg(feature = "postgres")]
@@ -122,22 +119,35 @@ impl ClientTls {
         &self.trust
     }
 
-    fn look(&self, now: &mut Now) {
-        if let Err(bad) = self.follow(now)
-            && now.said.replace(bad) != Some(bad)
-        {
-            tracing::warn!(error = %bad, "a changed TLS file cannot be used: the one before stays");
+    fn now(&self) -> MutexGuard<'_, Now> {
+        self.now.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn look(&self) {
+        // This may hang, so nothing is locked meanwhile.
+        let files = Files::read(&self.trust, self.identity.as_ref());
+        let mut now = self.now();
+        match files.and_then(|files| self.follow(files, &mut now)) {
+            Ok(()) => now.said = None,
+            Err(bad) => now.tell(bad),
         }
     }
 
-    fn follow(&self, now: &mut Now) -> Result<(), BadFile> {
-        let files = Files::read(&self.trust, self.identity.as_ref())?;
+    fn follow(&self, files: Files, now: &mut Now) -> Result<(), BadFile> {
         if files != now.files {
             now.config = build(&self.trust, &self.system, &files, &self.protocols)?;
             now.files = files;
         }
-        now.said = None;
         Ok(())
+    }
+}
+
+impl Now {
+    /// Once, until something else is the matter.
+    fn tell(&mut self, bad: BadFile) {
+        if self.said.replace(bad) != Some(bad) {
+            tracing::warn!(error = %bad, "a TLS file cannot be used: what it held before stays");
+        }
     }
 }
 

@@ -1,11 +1,14 @@
 //! PEM files, and what can be wrong with them.
 
 use std::{
-    fmt, fs, io,
+    fmt,
+    fs::File,
+    io::{self, Read as _},
     path::{Path, PathBuf},
     sync::Arc,
 };
 
+use rustix::fs::{Mode, OFlags, open};
 use tokio_rustls::rustls::{
     Error, RootCertStore,
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
@@ -13,6 +16,9 @@ use tokio_rustls::rustls::{
 };
 
 use crate::{certificate::Facts, provider};
+
+/// How long a file may be: several times all the roots that a machine trusts.
+const MOST: u64 = 1 << 20;
 
 /// A file under the name that its user gave it by: a flag, or a parameter of a URL.
 #[derive(Debug, Clone)]
@@ -38,6 +44,15 @@ pub enum Problem {
     /// It is not there, or not for us.
     #[error("cannot be read: {0}")]
     Unreadable(io::ErrorKind),
+    /// A pipe, a device, a directory.
+    #[error("is not a regular file")]
+    NotAFile,
+    /// Longer than any certificates are.
+    #[error("is larger than 1 MiB")]
+    TooLarge,
+    /// A read has not ended in time.
+    #[error("cannot be read: the file system does not answer")]
+    Hangs,
     /// No certificate in it.
     #[error("holds no certificate in PEM")]
     NoCertificate,
@@ -73,14 +88,30 @@ impl PemFile {
     ///
     /// When it cannot be read.
     pub fn read(&self) -> Result<Pem, BadFile> {
-        let bytes = fs::read(&self.path).map_err(|error| BadFile {
-            name: self.name,
-            problem: Problem::Unreadable(error.kind()),
-        })?;
-        Ok(Pem {
-            name: self.name,
-            bytes,
-        })
+        let name = self.name;
+        match contents(&self.path) {
+            Ok(bytes) => Ok(Pem { name, bytes }),
+            Err(problem) => Err(BadFile { name, problem }),
+        }
+    }
+}
+
+/// Waits for nobody who may write into a pipe, and reads no disk into memory.
+fn contents(path: &Path) -> Result<Vec<u8>, Problem> {
+    let unreadable = |error: io::Error| Problem::Unreadable(error.kind());
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+    let file = open(path, flags, Mode::empty()).map_err(|error| unreadable(error.into()))?;
+    let file = File::from(file);
+    let metadata = file.metadata().map_err(unreadable)?;
+    if !metadata.is_file() {
+        return Err(Problem::NotAFile);
+    }
+    let mut bytes = Vec::new();
+    // It may grow meanwhile.
+    let read = file.take(MOST + 1).read_to_end(&mut bytes);
+    match read.map_err(unreadable)? as u64 {
+        ..=MOST => Ok(bytes),
+        _ => Err(Problem::TooLarge),
     }
 }
 

@@ -10,6 +10,7 @@
 mod certificate;
 mod client;
 mod files;
+mod looks;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 mod verify;
@@ -21,6 +22,7 @@ use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
 pub use certificate::Facts;
 pub use client::{ClientTls, Roots, Trust};
 pub use files::{BadFile, Pem, PemFile, Problem, identity};
+pub use looks::{Hangs, Looks};
 
 /// The one provider that is used, handed to each configuration: a default of the
 /// process would be whichever library came first.

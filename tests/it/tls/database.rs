@@ -80,6 +80,13 @@ impl Stage {
             .unwrap()
     }
 
+    /// Of servers: they need new ones.
+    pub(super) async fn end_connections(&self) {
+        let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
+                   WHERE application_name = 'fencepostd'";
+        assert!(self.admin().await.value::<i64>(end).await > 0);
+    }
+
     /// Lets in over TCP only whom this line of `pg_hba.conf` does.
     pub(super) async fn only(&self, line: &str) {
         let hba = format!("local all all trust\n{line}\n");
@@ -186,9 +193,7 @@ async fn a_client_certificate_is_shown() {
     // Renewed, it is shown by the next connections.
     let next = stage.authority.issue("postgres", &["next"], HOUR);
     stage.folder.write_both("me", &next);
-    let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
-               WHERE application_name = 'fencepostd'";
-    assert!(stage.admin().await.value::<i64>(end).await > 0);
+    stage.end_connections().await;
     server.wait_ready().await;
     let mut client = server.client().await;
     fencepost_support::eventually("locks are taken again", async || {

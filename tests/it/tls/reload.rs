@@ -1,7 +1,6 @@
 //! Certificates that are renewed under way.
 
 use std::{
-    fs::OpenOptions,
     os::unix::fs::symlink,
     time::{Duration, Instant},
 };
@@ -11,11 +10,10 @@ use fencepost_support::{
     eventually,
     tls::{Authority, Folder, HOUR},
 };
-use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use super::stage::{NAMES, Stage, options};
 
-const EXPIRES: &str = "fencepost_tls_certificate_expires_timestamp_seconds";
+pub(super) const EXPIRES: &str = "fencepost_tls_certificate_expires_timestamp_seconds";
 
 /// Holds locks while the certificates of both sides, which last for `life`, are
 /// renewed every third of it, and connects anew all along.
@@ -75,7 +73,7 @@ async fn no_lock_is_lost_in_ten_minutes_of_certificates_of_two() {
 }
 
 /// Waits for a line of the log of a file that cannot be used.
-async fn told(stage: &Stage, text: &str) {
+pub(super) async fn told(stage: &Stage, text: &str) {
     let what = format!("{text} is told");
     eventually(&what, async || stage.has_logged(text).then_some(())).await;
 }
@@ -178,29 +176,6 @@ async fn files_that_do_not_match_for_a_moment_are_no_failure() {
     .await;
     assert_eq!(stage.reload_failures().await, 0.0);
     assert!(!stage.has_logged("cannot be used"));
-}
-
-/// On one thread, which a file that cannot be read to its end must not keep.
-#[tokio::test]
-async fn a_disk_that_hangs_holds_up_one_connection_at_most() {
-    let stage = Stage::new(false).await;
-    let client = stage.client(stage.trust());
-    let pipe = stage.folder.path("ca.crt");
-    std::fs::remove_file(&pipe).unwrap();
-    mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
-    // Whoever reads it waits for as long as this is there.
-    let writer = OpenOptions::new().read(true).write(true).open(&pipe);
-    let writer = writer.unwrap();
-    for _ in 0..3 {
-        let begun = Instant::now();
-        let answer = client.get("a").await;
-        assert!(answer.is_err(), "{answer:?}");
-        let took = begun.elapsed();
-        assert!(took < Duration::from_secs(10), "{took:?}");
-    }
-    drop(writer);
-    stage.folder.write("ca.crt", &stage.authority.pem());
-    eventually("it connects", async || client.get("a").await.ok()).await;
 }
 
 /// As Kubernetes replaces the files of a secret.
