@@ -7,6 +7,7 @@
 )]
 
 mod attacks;
+mod unread;
 
 use std::{
     net::SocketAddr,

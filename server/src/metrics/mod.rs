@@ -71,7 +71,7 @@ impl Metrics {
         let shed = Arc::new(ShedMetrics::new(&mut registered));
         let [by_calls, by_streams] = RenewalMetrics::by(["call", "stream"], &mut registered);
         Self {
-            rpcs: RpcMetrics::new(&mut registered),
+            rpcs: RpcMetrics::new(&mut registered, &shed),
             acquires: AcquireMetrics::new(&mut registered, prefixes.clone()),
             renewals: by_calls,
             streams: StreamMetrics::new(&mut registered, by_streams, &shed),

@@ -2,13 +2,16 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::registry::{Counter, Histogram, Registered, latencies};
+use super::{
+    registry::{Counter, Histogram, Registered, latencies},
+    shed::ShedMetrics,
+};
 
 /// The methods of the lock service. Health, reflection and what is not there are
 /// `other`: callers choose those names.
 const METHODS: [&str; 5] = ["Acquire", "Release", "Renew", "Get", "KeepAlive"];
 const STREAM: &str = "KeepAlive";
-const OTHER: &str = "other";
+pub(super) const OTHER: &str = "other";
 
 /// By their numbers.
 const CODES: [&str; 17] = [
@@ -42,12 +45,14 @@ pub(crate) struct RpcMethod {
     /// None for any other.
     pub(crate) name: Option<&'static str>,
     ended: [Counter; CODES.len()],
+    /// Those that were one too many of their connection's; none of a stream's.
+    shed: Option<Counter>,
     /// Of a unary method.
     duration: Option<Histogram>,
 }
 
 impl RpcMetrics {
-    pub(super) fn new(registered: &mut Registered) -> Self {
+    pub(super) fn new(registered: &mut Registered, shed: &ShedMetrics) -> Self {
         let ended = registered.family(
             "fencepost_rpcs",
             "Calls that have ended; dropped ones as CANCELLED",
@@ -61,7 +66,10 @@ impl RpcMetrics {
             latencies,
         );
         let method = |name, duration| {
+            let mut open = shed.open.iter();
+            let shed = open.find(|(method, _)| *method == name);
             Arc::new(RpcMethod {
+                shed: shed.map(|(_, counter)| counter.clone()),
                 name: (name != OTHER).then_some(name),
                 ended: CODES.map(|code| ended([name, code])),
                 duration,
@@ -89,6 +97,18 @@ impl RpcMethod {
     /// Whether a call ends with its answer.
     pub(crate) fn is_unary(&self) -> bool {
         self.duration.is_some()
+    }
+
+    /// Whether a connection may have only so many open: not of streams.
+    pub(crate) fn is_bounded(&self) -> bool {
+        self.shed.is_some()
+    }
+
+    /// A call was one too many of its connection's.
+    pub(crate) fn shed(&self) {
+        if let Some(shed) = &self.shed {
+            shed.inc();
+        }
     }
 
     /// A call was answered, after so long.

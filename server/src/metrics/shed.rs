@@ -1,12 +1,17 @@
 //! Calls that were turned away, or not begun, so that the others have their time.
 
-use super::registry::{Counter, Registered};
+use super::{
+    registry::{Counter, Registered},
+    rpcs::OTHER,
+};
 
 pub(crate) struct ShedMetrics {
     pub(crate) acquire: ShedMetric,
     pub(crate) release: ShedMetric,
     pub(crate) renew: ShedMetric,
     pub(crate) get: ShedMetric,
+    /// Of each method that is bounded, by its name.
+    pub(super) open: [(&'static str, Counter); 5],
     /// Streams have no share and no turn.
     pub(crate) keep_alive: Counter,
 }
@@ -36,6 +41,8 @@ impl ShedMetrics {
             release: method("Release"),
             renew: method("Renew"),
             get: method("Get"),
+            open: ["Acquire", "Release", "Renew", "Get", OTHER]
+                .map(|method| (method, shed([method, "open"]))),
             keep_alive: shed(["KeepAlive", "full"]),
         }
     }

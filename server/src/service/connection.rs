@@ -3,6 +3,7 @@
 use std::{
     io,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
@@ -14,6 +15,7 @@ use tokio::{
 };
 use tonic::transport::server::Connected;
 
+use super::seat::Seat;
 use crate::caller::Caller;
 
 /// How long a client may take to begin.
@@ -32,10 +34,17 @@ pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
+/// What a call knows of the connection that it came on.
+#[derive(Clone)]
+pub(crate) struct Origin {
+    pub(super) caller: Caller,
+    pub(super) seat: Arc<Seat>,
+}
+
 /// A connection, and its place among those that there is room for.
 pub(crate) struct Connection {
     stream: Box<dyn Stream>,
-    caller: Caller,
+    origin: Origin,
     /// When the next bytes are too late; none once it has begun, without a
     /// limit to its silence.
     patience: Option<Pin<Box<Sleep>>>,
@@ -56,7 +65,10 @@ impl Connection {
     ) -> Self {
         Self {
             stream: Box::new(stream),
-            caller,
+            origin: Origin {
+                caller,
+                seat: Arc::default(),
+            },
             patience: Some(Box::pin(tokio::time::sleep(BEGINNING))),
             silence,
             heard: 0,
@@ -82,10 +94,10 @@ impl Connection {
 }
 
 impl Connected for Connection {
-    type ConnectInfo = Caller;
+    type ConnectInfo = Origin;
 
-    fn connect_info(&self) -> Caller {
-        self.caller.clone()
+    fn connect_info(&self) -> Origin {
+        self.origin.clone()
     }
 }
 

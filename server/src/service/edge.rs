@@ -10,7 +10,9 @@
 //! rewritten to the contract's table.
 
 use std::{
+    future::ready,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
@@ -18,15 +20,17 @@ use std::{
 use http::{HeaderMap, Request, Response};
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
-use tonic::body::Body;
+use tonic::{Code, body::Body};
 use tower::{Layer, Service};
 use tracing::Instrument as _;
 
 use super::{
+    connection::Origin,
     observe::{Observed, code, method},
+    seat::OpenBody,
     status,
 };
-use crate::{caller::Caller, metrics::RpcMetrics, trace::Tracer};
+use crate::{metrics::RpcMetrics, trace::Tracer};
 
 /// When a call is over, as its handler finds it among the extensions.
 #[derive(Debug, Clone, Copy)]
@@ -106,12 +110,24 @@ where
         let path = request.uri().path();
         let method = method(&self.settings.metrics, path);
         let trace = self.settings.tracer.call(method.name, request.headers());
-        let caller = Caller::of(request.extensions()).in_trace(trace.id());
+        let origin = request.extensions().get::<Origin>().cloned();
+        let (caller, seat) = origin.map(|origin| (origin.caller, origin.seat)).unzip();
+        let caller = caller.unwrap_or_default().in_trace(trace.id());
         let span = match trace.id() {
             Some(trace_id) => tracing::info_span!("call", rpc = path, %caller, %trace_id),
             None => tracing::debug_span!("call", rpc = path, %caller),
         };
         let observed = Observed::new(method, now, trace.clone());
+        let open = match seat.filter(|_| method.is_bounded()).map(|seat| seat.call()) {
+            Some(None) => {
+                method.shed();
+                let answer = status::overloaded().into_http();
+                return Box::pin(ready(
+                    Ok(observed.answered(answer, Code::ResourceExhausted)),
+                ));
+            }
+            open => open.flatten().map(Arc::new),
+        };
         request.extensions_mut().insert(caller);
         let token = self.settings.calls.token();
         let answer = self.inner.call(request);
@@ -123,7 +139,11 @@ where
             drop(token);
             let code = code(response.headers());
             tracing::debug!(?code, "answered");
-            Ok(observed.answered(response, code))
+            let response = observed.answered(response, code);
+            Ok(match open {
+                Some(open) => response.map(|body| Body::new(OpenBody { body, open })),
+                None => response,
+            })
         };
         let call = call.instrument(span);
         if trace.is_empty() {

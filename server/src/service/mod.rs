@@ -14,6 +14,7 @@ pub(crate) mod incoming;
 mod keep_alive_stream;
 mod locks;
 mod observe;
+mod seat;
 mod status;
 
 use std::{pin::pin, sync::Arc, time::Duration};
@@ -34,8 +35,9 @@ use crate::{lock::TtlLimits, metrics::TlsMetrics, telemetry::Chain, tls::Tls};
 /// The largest request: the largest valid one is far smaller.
 const MAX_MESSAGE: usize = 64 * 1024;
 
-/// The headers of one request, by HTTP/2's way to count them. Ours need a tenth of it.
-const MAX_HEADERS: u32 = 16 * 1024;
+/// The headers of one request, by HTTP/2's way to count them: a bearer token of 4 KiB, a
+/// trace and what proxies add fit.
+const MAX_HEADERS: u32 = 8 * 1024;
 
 /// Connections to the port that serves health alone.
 pub(crate) const PROBES: usize = 64;

@@ -255,6 +255,11 @@ pub(super) fn deadline() -> Status {
     DEADLINE.status(None)
 }
 
+/// The connection has too many calls open.
+pub(super) fn overloaded() -> Status {
+    OVERLOADED.status(None)
+}
+
 /// A health check names a service that this server does not have.
 pub(super) fn unknown_service() -> Status {
     Status::not_found("unknown service")
