@@ -214,6 +214,16 @@ async fn renewals_tell_their_slack_and_their_losses() {
         };
         assert_eq!((lost("call"), lost("stream")), (1.0, 0.0), "{reason}");
     }
+
+    // Of releases, those of a lease that was forgotten.
+    for token in [token - 1, token + (1 << 40)] {
+        release(&mut client, "a", "owner", token).await.unwrap_err();
+    }
+    let after = Scrape::of(server).await;
+    let via = ("via", "release");
+    for labels in [&[via][..], &[via, ("reason", "TOKEN_UNKNOWN")]] {
+        assert_eq!(after.value("fencepost_leases_lost_total", labels), 1.0);
+    }
     let call = &[("via", "call")];
     assert_eq!(
         after.value("fencepost_renewal_slack_seconds_count", call),

@@ -83,10 +83,11 @@ pub(crate) struct RenewalMetrics {
 }
 
 impl RenewalMetrics {
+    /// And what counts the releases of leases that were forgotten.
     pub(super) fn by<const N: usize>(
         via: [&'static str; N],
         registered: &mut Registered,
-    ) -> [Self; N] {
+    ) -> ([Self; N], Counter) {
         let slack = registered.family(
             "fencepost_renewal_slack_seconds",
             "What was left of a lease when its renewal landed",
@@ -95,14 +96,15 @@ impl RenewalMetrics {
         );
         let lost = registered.family(
             "fencepost_leases_lost",
-            "Renewals that heard that their lease is gone",
+            "Renewals that heard that their lease is gone, and releases of a lease that was forgotten",
             ["reason", "via"],
             Counter::default,
         );
-        via.map(|via| Self {
+        let of = |via| Self {
             slack: slack([via]),
             lost: Losses::new(|reason| lost([reason, via])),
-        })
+        };
+        (via.map(of), lost([reason::TOKEN_UNKNOWN, "release"]))
     }
 
     /// A renewal landed when this was left of the lease.

@@ -48,6 +48,9 @@ pub(crate) struct Metrics {
     pub(crate) acquires: AcquireMetrics,
     /// Those of Renew.
     pub(crate) renewals: RenewalMetrics,
+    /// Releases whose token was never given, for all that the database knows. The other
+    /// reasons cost a release nothing: its holder wanted the lease no longer.
+    pub(crate) forgotten: Counter,
     pub(crate) streams: StreamMetrics,
     pub(crate) store: StoreMetrics,
     pub(crate) tls: TlsMetrics,
@@ -69,11 +72,13 @@ impl Metrics {
         );
         version([env!("CARGO_PKG_VERSION")]).set(1);
         let shed = Arc::new(ShedMetrics::new(&mut registered));
-        let [by_calls, by_streams] = RenewalMetrics::by(["call", "stream"], &mut registered);
+        let ([by_calls, by_streams], forgotten) =
+            RenewalMetrics::by(["call", "stream"], &mut registered);
         Self {
             rpcs: RpcMetrics::new(&mut registered, &shed),
             acquires: AcquireMetrics::new(&mut registered, prefixes.clone()),
             renewals: by_calls,
+            forgotten,
             streams: StreamMetrics::new(&mut registered, by_streams, &shed),
             tls: TlsMetrics::new(&mut registered),
             store: StoreMetrics::new(&mut registered, prefixes, shed),

@@ -11,8 +11,8 @@ use super::{convert, edge::Deadline, keep_alive_stream::KeepAliveStream, status}
 use crate::{
     caller::Caller,
     keep_alive::KeepAlive,
-    lock::{AcquireError, RenewError, Resource, TtlLimits},
-    metrics::{AcquireMetrics, Metrics, RenewalMetrics},
+    lock::{AcquireError, ReleaseError, RenewError, Resource, TtlLimits},
+    metrics::{AcquireMetrics, Counter, Metrics, RenewalMetrics},
     store::{Acquired, Renewed, Store},
     trace::Trace,
 };
@@ -23,6 +23,8 @@ pub(crate) struct Locks {
     ttl: TtlLimits,
     acquires: AcquireMetrics,
     renewals: RenewalMetrics,
+    /// Releases of these.
+    forgotten: Counter,
 }
 
 impl Locks {
@@ -38,6 +40,7 @@ impl Locks {
             ttl,
             acquires: metrics.acquires.clone(),
             renewals: metrics.renewals.clone(),
+            forgotten: metrics.forgotten.clone(),
         }
     }
 
@@ -135,7 +138,12 @@ impl LockService for Locks {
                 trace.note(OUTCOME, "released");
                 Ok(Response::new(v1::ReleaseResponse {}))
             }
-            Err(error) => Err(status::release(error, &resource)),
+            Err(error) => {
+                if matches!(error, ReleaseError::TokenUnknown) {
+                    self.forgotten.inc();
+                }
+                Err(status::release(error, &resource))
+            }
         }
     }
 
