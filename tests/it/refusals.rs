@@ -5,6 +5,7 @@ use fencepost_proto::v1::{AcquireRequest, AcquireResponse, GetResponse, ReleaseR
 use fencepost_support::{
     Server,
     calls::{self, expect_error, expect_final, get, granted, send},
+    eventually,
     postgres::fresh_database,
     raw::{Body, unary},
     server::Client,
@@ -222,6 +223,34 @@ async fn no_input_forges_a_line_of_the_log() {
         assert_ne!(parsed["message"], "forged");
         assert!(!line.contains(char::is_control), "{line:?}");
     }
+}
+
+/// Whoever makes tokens up fills no log.
+#[tokio::test(flavor = "multi_thread")]
+async fn tokens_that_are_made_up_are_an_error_in_the_log_only_seldom() {
+    const TRIES: i64 = 50;
+    let database = fresh_database().await;
+    let server = Server::builder(&database.url())
+        .flag("--log", "info,fencepostd::service::status=debug")
+        .ready()
+        .await;
+    let mut client = server.client().await;
+    let token = granted(&mut client, "a", "a", LONG).await.fencing_token;
+    for n in 1..=TRIES {
+        let renewed = calls::renew(&mut client, "a", "a", token + n, None).await;
+        expect_error(renewed, Code::Aborted, "TOKEN_UNKNOWN");
+    }
+    let told = |level: &str| {
+        let lines = server.logs();
+        let lines = lines.iter().filter(|line| line.contains("larger than any"));
+        lines.filter(|line| line.contains(level)).count()
+    };
+    eventually("all are told", async || {
+        (told("") >= usize::try_from(TRIES).unwrap()).then_some(())
+    })
+    .await;
+    // A slow run has one more.
+    assert!((1..5).contains(&told("\"ERROR\"")), "{:?}", server.logs());
 }
 
 async fn send_ignoring(mut client: Client, ask: AcquireRequest) {

@@ -43,15 +43,20 @@ impl World {
     /// A server with a database of its own.
     pub(crate) async fn start() -> Self {
         let database = fresh_database().await;
-        let server = Server::start(&database.url()).await;
+        let server = Server::builder(&database.url())
+            .flag("--log", "info,fencepostd::service::status=debug")
+            .ready()
+            .await;
         Self { database, server }
     }
 
     /// Waits until the server has said that a token was shown for this name
-    /// which it never gave.
+    /// which it never gave: as an error, or as one more soon after another.
     pub(crate) async fn wait_for_alarm(&self, resource: &str) {
-        let alarm =
-            |line: &serde_json::Value| line["level"] == "ERROR" && line["resource"] == resource;
+        let alarm = |line: &serde_json::Value| {
+            let said = line["message"].as_str().unwrap_or_default();
+            said.contains("larger than any that was given") && line["resource"] == resource
+        };
         self.server.wait_for_log("the alarm", alarm).await;
     }
 }

@@ -220,10 +220,15 @@ pub(super) fn get(error: GetError, resource: &Resource) -> Status {
 }
 
 fn token_unknown(resource: &Resource) -> Status {
-    tracing::error!(
-        resource = resource.as_str(),
-        "a caller showed a token larger than any that was given: a failover or a restore forgot its lease"
-    );
+    const FORGOTTEN: &str = "a caller showed a token larger than any that was given: a failover or a restore forgot its lease";
+    // Callers can make tokens up, and the queue of the log is bounded. All are counted.
+    static SELDOM: Seldom = Seldom::new();
+    let resource_name = resource.as_str();
+    if SELDOM.passes() {
+        tracing::error!(resource = resource_name, "{FORGOTTEN}");
+    } else {
+        tracing::debug!(resource = resource_name, "{FORGOTTEN}");
+    }
     TOKEN_UNKNOWN.status(Some(resource))
 }
 
