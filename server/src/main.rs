@@ -17,6 +17,7 @@ mod lock;
 mod metrics;
 mod private_postgres;
 mod purge;
+mod room;
 mod service;
 mod shutdown;
 mod store;

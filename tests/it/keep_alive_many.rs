@@ -26,6 +26,7 @@ use tonic::{Code, transport::Channel};
 
 use crate::{
     keep_alive::stage::{Report, Stream, follow, follow_all, leases, open_many, request_for},
+    metrics::scrape::Scrape,
     world::LONG,
 };
 
@@ -277,7 +278,8 @@ async fn a_reader_that_was_away_hears_the_latest_and_not_each_renewal() {
 async fn there_are_no_more_streams_than_the_server_allows() {
     let database = fresh_database().await;
     let server = Server::builder(&database.url())
-        .flag("--keepalive-max-streams", "3")
+        // A connection has half of them.
+        .flag("--keepalive-max-streams", "6")
         .ready()
         .await;
     let mut client = server.client().await;
@@ -303,6 +305,16 @@ async fn there_are_no_more_streams_than_the_server_allows() {
         room.await
     };
     expect_refused().await;
+    // There is room for the streams of others.
+    let mut another = server.client().await;
+    let other = Stream::open(&mut another, request_for(&one_more, LONG)).await;
+    expect_refused().await;
+    drop(other);
+    let scrape = Scrape::of(&server).await;
+    for (why, count) in [("share", 2.0), ("full", 0.0)] {
+        let labels = [("method", "KeepAlive"), ("why", why)];
+        assert_eq!(scrape.value("fencepost_shed_total", &labels), count);
+    }
     // Calls are not counted.
     get(&mut client.clone(), "one more").await.unwrap();
 

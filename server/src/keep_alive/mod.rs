@@ -54,14 +54,15 @@ use std::{
 };
 
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch},
+    sync::{mpsc, watch},
     time::Instant,
 };
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     lock::{Lease, Loss, Outage},
-    metrics::{Counter, Gauge, StreamMetrics, count},
+    metrics::{Gauge, NoRoomMetric, StreamMetrics, count},
+    room::{Peer, Place, Room},
     store::{Renew, Store},
 };
 
@@ -110,7 +111,8 @@ pub(crate) enum End {
 pub(crate) struct KeepAliveConfig {
     /// No stream renews for longer.
     pub(crate) max_duration: Duration,
-    /// How many streams there may be; more are refused as overload.
+    /// How many streams there may be, of which a connection has a share; more are refused
+    /// as overload.
     pub(crate) max_streams: usize,
     /// How many rows that others have locked are waited for at a time. Each
     /// keeps a connection of the calls.
@@ -124,10 +126,9 @@ pub(crate) struct KeepAliveConfig {
 pub(crate) struct KeepAlive {
     events: mpsc::Sender<Event>,
     next_id: Arc<AtomicU64>,
-    max_streams: usize,
-    room: Arc<Semaphore>,
+    room: Arc<Room>,
     open: Gauge,
-    shed: Counter,
+    shed: NoRoomMetric,
 }
 
 type Id = u64;
@@ -151,7 +152,7 @@ pub(crate) struct Listener {
     id: Id,
     state: watch::Receiver<State>,
     events: mpsc::Sender<Event>,
-    _place: OwnedSemaphorePermit,
+    _place: Place,
 }
 
 impl Listener {
@@ -184,8 +185,7 @@ impl KeepAlive {
         let handle = Self {
             events: sender,
             next_id: Arc::default(),
-            max_streams: config.max_streams,
-            room: Arc::new(Semaphore::new(config.max_streams)),
+            room: Room::new(config.max_streams),
             open: metrics.open.clone(),
             shed: metrics.shed.clone(),
         };
@@ -196,9 +196,9 @@ impl KeepAlive {
     }
 
     /// Opens a stream.
-    pub(crate) async fn open(&self, keep: Keep) -> Result<Listener, Outage> {
-        let place = Arc::clone(&self.room).try_acquire_owned().map_err(|_| {
-            self.shed.inc();
+    pub(crate) async fn open(&self, keep: Keep, peer: Peer) -> Result<Listener, Outage> {
+        let place = self.room.enter(peer).map_err(|why| {
+            self.shed.count(why);
             Outage::Overloaded
         })?;
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
@@ -219,7 +219,7 @@ impl KeepAlive {
     /// Counts the listeners: those of streams that have ended, too, until they
     /// have heard it.
     pub(crate) fn listeners(&self) -> usize {
-        self.max_streams - self.room.available_permits()
+        self.room.taken()
     }
 
     /// Brings the gauge up to date.

@@ -7,7 +7,7 @@ use fencepost_proto::v1::reason;
 use super::{
     prefixes::PrefixMetrics,
     registry::{Counter, Gauge, Histogram, Registered, spans},
-    shed::ShedMetrics,
+    shed::{NoRoomMetric, ShedMetrics},
 };
 use crate::lock::Loss;
 
@@ -124,7 +124,7 @@ pub(crate) struct StreamMetrics {
     pub(crate) renewals: RenewalMetrics,
     pub(crate) ended: StreamEnds,
     /// Those that there was no room for.
-    pub(crate) shed: Counter,
+    pub(crate) shed: NoRoomMetric,
 }
 
 /// Streams that have ended, by the reason in their last message.

@@ -33,7 +33,7 @@ pub(crate) use self::{
     logs::LogMetrics,
     prefixes::PrefixMetrics,
     rpcs::{RpcMethod, RpcMetrics},
-    shed::{ShedMetric, ShedMetrics},
+    shed::{NoRoomMetric, ShedMetric, ShedMetrics},
     store::{
         ClockMetrics, LaneMetric, LaneMetrics, LeapMetrics, PoolMetrics, StatementMetrics,
         StoreMetrics, count,

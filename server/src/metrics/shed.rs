@@ -4,6 +4,7 @@ use super::{
     registry::{Counter, Registered},
     rpcs::OTHER,
 };
+use crate::room::NoRoom;
 
 pub(crate) struct ShedMetrics {
     pub(crate) acquire: ShedMetric,
@@ -12,15 +13,30 @@ pub(crate) struct ShedMetrics {
     pub(crate) get: ShedMetric,
     /// Of each method that is bounded, by its name.
     pub(super) open: [(&'static str, Counter); 5],
-    /// Streams have no share and no turn.
-    pub(crate) keep_alive: Counter,
+    /// Streams wait for no turn.
+    pub(crate) keep_alive: NoRoomMetric,
 }
 
 /// The calls of one method.
 pub(crate) struct ShedMetric {
-    pub(crate) full: Counter,
-    pub(crate) share: Counter,
+    pub(crate) no_room: NoRoomMetric,
     pub(crate) late: Counter,
+}
+
+/// Those that were not let in.
+#[derive(Clone)]
+pub(crate) struct NoRoomMetric {
+    full: Counter,
+    share: Counter,
+}
+
+impl NoRoomMetric {
+    pub(crate) fn count(&self, why: NoRoom) {
+        match why {
+            NoRoom::Full => self.full.inc(),
+            NoRoom::Share => self.share.inc(),
+        };
+    }
 }
 
 impl ShedMetrics {
@@ -31,9 +47,12 @@ impl ShedMetrics {
             ["method", "why"],
             Counter::default,
         );
-        let method = |method| ShedMetric {
+        let no_room = |method| NoRoomMetric {
             full: shed([method, "full"]),
             share: shed([method, "share"]),
+        };
+        let method = |method| ShedMetric {
+            no_room: no_room(method),
             late: shed([method, "late"]),
         };
         Self {
@@ -43,7 +62,7 @@ impl ShedMetrics {
             get: method("Get"),
             open: ["Acquire", "Release", "Renew", "Get", OTHER]
                 .map(|method| (method, shed([method, "open"]))),
-            keep_alive: shed(["KeepAlive", "full"]),
+            keep_alive: no_room("KeepAlive"),
         }
     }
 }

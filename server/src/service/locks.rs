@@ -192,6 +192,7 @@ impl LockService for Locks {
         &self,
         request: Request<v1::KeepAliveRequest>,
     ) -> Result<Response<KeepAliveStream>, Status> {
+        let peer = Caller::of(request.extensions()).peer();
         let caller = request
             .extensions()
             .get::<Deadline>()
@@ -199,7 +200,7 @@ impl LockService for Locks {
         let keep = convert::keep_alive(request.into_inner(), self.ttl, caller)?;
         let resource = keep.renew.resource.clone();
         traced(&resource).note(TOKEN, keep.renew.token.get());
-        match self.keep_alive.open(keep).await {
+        match self.keep_alive.open(keep, peer).await {
             Ok(listener) => Ok(Response::new(KeepAliveStream::new(resource, listener))),
             Err(outage) => Err(status::keep_alive(outage, &resource)),
         }

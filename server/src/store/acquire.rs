@@ -16,7 +16,6 @@ use super::{
     lane::Crowd,
     pool::{Answer, Bound},
     rest_before_retry,
-    room::{Peer, Room},
     rounds::by_resource,
     row, statement,
 };
@@ -28,6 +27,7 @@ use crate::{
         Resource, Ttl,
     },
     metrics::{ShedMetric, ShedMetrics},
+    room::{Peer, Room},
 };
 
 /// What Acquire asks for.

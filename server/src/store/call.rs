@@ -19,11 +19,11 @@ use super::{
     get::Get,
     release::Release,
     renew::Renew,
-    room::{NoRoom, Peer, Place, Room},
 };
 use crate::{
     lock::{Outage, Resource},
     metrics::{ShedMetric, ShedMetrics},
+    room::{Peer, Place, Room},
     trace::Trace,
 };
 
@@ -114,11 +114,7 @@ impl Store {
         }
         self.check_durable()?;
         let place = Q::room(&self.0).enter(peer).map_err(|why| {
-            let shed = Q::shed(&self.0.metrics.shed);
-            match why {
-                NoRoom::Full => shed.full.inc(),
-                NoRoom::Share => shed.share.inc(),
-            };
+            Q::shed(&self.0.metrics.shed).no_room.count(why);
             Outage::Overloaded
         })?;
         let (tell, told) = oneshot::channel();

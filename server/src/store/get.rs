@@ -12,7 +12,6 @@ use super::{
     identity::Need,
     pool::Bound,
     rest_before_retry,
-    room::{Peer, Room},
     rounds::InRounds,
     row, statement,
 };
@@ -20,6 +19,7 @@ use crate::{
     clock::Moment,
     lock::{FencingToken, GetError, Lease, Outage, Owner, Resource},
     metrics::{ShedMetric, ShedMetrics},
+    room::{Peer, Room},
 };
 
 impl Store {

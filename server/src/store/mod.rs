@@ -62,7 +62,6 @@ mod probe;
 mod purge;
 mod release;
 mod renew;
-mod room;
 mod rounds;
 mod row;
 mod statement;
@@ -91,7 +90,6 @@ use self::{
     identity::Identity,
     pool::Pool,
     purge::Watched,
-    room::Room,
     rounds::Lanes,
     statement::Statements,
     turns::Turns,
@@ -100,6 +98,7 @@ use crate::{
     clock::Moment,
     lock::Outage,
     metrics::{StoreMetrics, count},
+    room::Room,
 };
 
 /// A cheap handle on the lock table.
@@ -173,8 +172,8 @@ impl Store {
     /// Brings the gauges up to date.
     pub(crate) fn measure(&self) {
         let metrics = &self.0.metrics;
-        metrics.in_flight.asking.set(count(self.0.asking.calls()));
-        metrics.in_flight.holding.set(count(self.0.holding.calls()));
+        metrics.in_flight.asking.set(count(self.0.asking.taken()));
+        metrics.in_flight.holding.set(count(self.0.holding.taken()));
         self.0.lanes.measure();
         let (known, perhaps) = self.0.returns.count();
         metrics.orphans.known.set(count(known));

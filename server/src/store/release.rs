@@ -11,7 +11,6 @@ use super::{
     failure::Failure,
     pool::Bound,
     rest_before_retry,
-    room::{Peer, Room},
     rounds::InRounds,
     row, statement, unknown_outcome,
 };
@@ -20,6 +19,7 @@ use crate::{
     clock::Moment,
     lock::{FencingToken, Outage, Owner, ReleaseError, Resource},
     metrics::{ShedMetric, ShedMetrics},
+    room::{Peer, Room},
 };
 
 /// What Release asks for.

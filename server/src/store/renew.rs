@@ -15,7 +15,6 @@ use super::{
     failure::Failure,
     pool::{Answer, Bound, Param, Pool},
     rest_before_retry,
-    room::{Peer, Room},
     rounds::{InRounds, by_resource},
     row, statement, unknown_outcome,
 };
@@ -23,6 +22,7 @@ use crate::{
     clock::Moment,
     lock::{FencingToken, Lease, Loss, Outage, Owner, RenewError, Resource, Ttl},
     metrics::{ShedMetric, ShedMetrics},
+    room::{Peer, Room},
 };
 
 /// What Renew asks for.

@@ -1,9 +1,10 @@
-//! How many calls may be at work or waiting at one time.
+//! How many calls may be at work or waiting at one time, and how many streams open.
 //!
-//! There are two rooms, so that no flood of those who want a lock refuses those who
-//! have one: Acquire and Get are in the one, Renew and Release in the other.
+//! There are two rooms for calls, so that no flood of those who want a lock refuses
+//! those who have one: Acquire and Get are in the one, Renew and Release in the other.
+//! KeepAlive streams have a third.
 //!
-//! In either, a connection has no more calls than there is room left. One alone takes
+//! In each, a connection has no more than there is room left. One alone takes
 //! half of it; of several that flood each takes as much as stays free, so there is room
 //! for whoever comes next.
 
@@ -13,10 +14,10 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-/// The other end of the connection that a call came on; none for calls of our own.
-pub(super) type Peer = Option<SocketAddr>;
+/// The other end of the connection that a call or a stream came on; none for calls of our own.
+pub(crate) type Peer = Option<SocketAddr>;
 
-pub(super) struct Room {
+pub(crate) struct Room {
     size: usize,
     taken: Mutex<Taken>,
 }
@@ -30,35 +31,35 @@ struct Taken {
 
 /// Why a call was not let in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum NoRoom {
+pub(crate) enum NoRoom {
     Full,
     /// Its connection has its share.
     Share,
 }
 
-/// One call's place, given back on drop.
-pub(super) struct Place {
+/// One's place, given back on drop.
+pub(crate) struct Place {
     room: Arc<Room>,
     peer: Peer,
 }
 
 impl Room {
-    pub(super) fn new(size: usize) -> Arc<Self> {
+    pub(crate) fn new(size: usize) -> Arc<Self> {
         let taken = Mutex::default();
         Arc::new(Self { size, taken })
     }
 
-    fn taken(&self) -> MutexGuard<'_, Taken> {
+    fn lock(&self) -> MutexGuard<'_, Taken> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many calls are in it.
-    pub(super) fn calls(&self) -> usize {
-        self.taken().all
+    /// How many are in it.
+    pub(crate) fn taken(&self) -> usize {
+        self.lock().all
     }
 
-    pub(super) fn enter(self: &Arc<Self>, peer: Peer) -> Result<Place, NoRoom> {
-        let mut taken = self.taken();
+    pub(crate) fn enter(self: &Arc<Self>, peer: Peer) -> Result<Place, NoRoom> {
+        let mut taken = self.lock();
         let free = self.size - taken.all;
         if free == 0 {
             return Err(NoRoom::Full);
@@ -80,7 +81,7 @@ impl Room {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut taken = self.room.taken();
+        let mut taken = self.room.lock();
         taken.all -= 1;
         if let Some(peer) = self.peer
             && let Some(own) = taken.by.get_mut(&peer)
@@ -123,14 +124,14 @@ mod tests {
         assert_eq!(room.enter(peer(1)).err(), Some(NoRoom::Share));
         let third = room.enter(peer(3)).ok();
         assert!(third.is_some());
-        assert_eq!(room.calls(), 76);
+        assert_eq!(room.taken(), 76);
         // Our own calls have no share.
         let ours: Vec<_> = std::iter::from_fn(|| room.enter(None).ok()).collect();
         assert_eq!(ours.len(), 24);
         assert_eq!(room.enter(peer(4)).err(), Some(NoRoom::Full));
         drop((first, second, third, ours));
-        assert_eq!(room.calls(), 0);
-        assert!(room.taken().by.is_empty());
+        assert_eq!(room.taken(), 0);
+        assert!(room.lock().by.is_empty());
     }
 
     #[test]
