@@ -56,7 +56,7 @@ pub(super) async fn run(
             () = closing.cancelled() => break,
             Some(event) = told.recv() => match event {
                 Event::Opened(stream) => schedule.open(stream),
-                Event::Gone(id) => schedule.close(id, None),
+                Event::Gone(id) => _ = schedule.close(id, None),
             },
             () = passed(schedule.next_look()) => schedule.look(),
             Some((batch, answer)) = schedule.batches.next() => schedule.batch_answered(batch, answer),
@@ -137,8 +137,11 @@ impl Schedule {
         }
     }
 
-    fn close(&mut self, id: Id, end: Option<End>) {
-        if let Some(stream) = self.streams.remove(&id) {
+    /// Whether it was open.
+    fn close(&mut self, id: Id, end: Option<End>) -> bool {
+        let stream = self.streams.remove(&id);
+        let was_open = stream.is_some();
+        if let Some(stream) = stream {
             self.events.remove(&(stream.next_event(), id));
             self.ready.remove(&(stream.trusted_until, id));
             let ended = &self.metrics.ended;
@@ -155,6 +158,7 @@ impl Schedule {
                 stream.out.send_replace(State::Ended(end));
             }
         }
+        was_open
     }
 
     /// When to look at the streams, or at what is under way, again.
@@ -280,14 +284,18 @@ impl Schedule {
         let latest = self.is_latest(attempt);
         match answer {
             Ok(renewed) => {
+                // An overtaken one has landed, too, and often with the least left: the one
+                // sent after it finds a lease that is whole again.
                 self.metrics.renewals.landed(renewed.slack);
                 self.with(attempt.id, |stream| {
                     stream.renewed(renewed, sent, latest, &config)
                 });
             }
             Err(RenewError::Lost(loss)) => {
-                self.metrics.renewals.lost(loss);
-                self.close(attempt.id, Some(End::Lost(loss)));
+                // Of the same loss, an attempt that was overtaken hears as well.
+                if self.close(attempt.id, Some(End::Lost(loss))) {
+                    self.metrics.renewals.lost(loss);
+                }
             }
             Err(RenewError::Outage(outage)) => {
                 tracing::debug!(error = %crate::telemetry::Chain(&outage), "a renewal has no verdict");
@@ -332,9 +340,10 @@ mod tests {
 
     use tokio::{sync::watch, time::Instant};
 
-    use super::{Id, Opened, Schedule, State};
+    use super::{Attempt, Id, Opened, Schedule, State};
     use crate::{
         keep_alive::stage::{CONFIG, keep, store},
+        lock::Loss,
         metrics::Metrics,
     };
 
@@ -364,6 +373,20 @@ mod tests {
         schedule.close(2, None);
         schedule.close(3, None);
         assert!(schedule.ready.is_empty() && schedule.events.is_empty());
+    }
+
+    /// A renewal that was sent again elsewhere hears of the loss as well.
+    #[tokio::test]
+    async fn a_loss_is_counted_once() {
+        let metrics = Metrics::new(0);
+        let mut schedule = Schedule::new(store(), CONFIG, metrics.streams.clone());
+        let _told = open(&mut schedule, 1, 5);
+        for number in 1..=3 {
+            let lost = Err(Loss::Expired.into());
+            schedule.answered(Attempt { id: 1, number }, Instant::now(), lost);
+        }
+        let told = "fencepost_leases_lost_total{reason=\"LOCK_EXPIRED\",via=\"stream\"} 1\n";
+        assert!(metrics.text().contains(told), "{}", metrics.text());
     }
 
     /// One task serves all streams, so what it does for one must not take
