@@ -195,14 +195,15 @@ impl Trace {
         }
     }
 
-    /// The call has ended with the code of this number.
-    pub(crate) fn end(&self, code: i32) {
+    /// The call has ended with the code of this number; as it should, if `in_order`,
+    /// whatever the code.
+    pub(crate) fn end(&self, code: i32, in_order: bool) {
         // What the convention for servers calls an error of theirs.
         const FAULTS: [i32; 6] = [2, 4, 12, 13, 14, 15];
         if let Some((context, _)) = self.recorded() {
             let span = context.span();
             span.set_attribute(KeyValue::new("rpc.grpc.status_code", i64::from(code)));
-            if FAULTS.contains(&code) {
+            if FAULTS.contains(&code) && !in_order {
                 span.set_status(Status::error(""));
             }
             span.end();

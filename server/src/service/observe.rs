@@ -10,7 +10,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use fencepost_proto::v1::LOCK_SERVICE;
+use fencepost_proto::v1::{LOCK_SERVICE, reason};
 use http::{HeaderMap, Response};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use tokio::time::Instant;
@@ -36,6 +36,8 @@ pub(super) struct Observed {
     arrived: Instant,
     /// What it counts as when it is dropped.
     code: Code,
+    /// Whether it ended because a stream's time was over, or the server drains.
+    in_order: bool,
     trace: Trace,
 }
 
@@ -45,16 +47,18 @@ impl Observed {
             method: Arc::clone(method),
             arrived,
             code: Code::Cancelled,
+            in_order: false,
             trace,
         }
     }
 
     /// Notes why a call failed, which these headers or trailers say.
-    fn note_reason(&self, headers: &HeaderMap) {
+    fn note_reason(&mut self, headers: &HeaderMap) {
         if self.trace.is_recorded()
             && let Some(status) = Status::from_header_map(headers)
             && let Some(info) = status.get_details_error_info()
         {
+            self.in_order = [reason::REOPEN, reason::DRAINING].contains(&info.reason.as_str());
             self.trace.note("fencepost.reason", info.reason);
         }
     }
@@ -80,7 +84,7 @@ impl Observed {
 impl Drop for Observed {
     fn drop(&mut self) {
         self.method.ended(self.code.into());
-        self.trace.end(self.code.into());
+        self.trace.end(self.code.into(), self.in_order);
     }
 }
 
