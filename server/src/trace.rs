@@ -148,6 +148,10 @@ struct Inner {
     recorded: Option<(Context, SdkTracer)>,
 }
 
+fn postgres() -> KeyValue {
+    KeyValue::new("db.system.name", "postgresql")
+}
+
 tokio::task_local! {
     static CURRENT: Trace;
 }
@@ -216,7 +220,7 @@ impl Trace {
             let span = tracer
                 .span_builder(name)
                 .with_kind(SpanKind::Client)
-                .with_attributes([KeyValue::new("db.system.name", "postgresql")])
+                .with_attributes([postgres()])
                 .start_with_context(tracer, context);
             Context::new().with_span(span)
         }))
@@ -246,6 +250,26 @@ impl Trace {
 
 /// Work for one call or for many; its span ends with it.
 pub(crate) struct Work(Option<Context>);
+
+impl Work {
+    /// The statements of a round.
+    pub(crate) fn statements(&self, names: impl Iterator<Item = &'static str>) {
+        if let Some(context) = &self.0 {
+            let names = names.collect::<Vec<_>>().join(",");
+            let span = context.span();
+            span.set_attributes([postgres(), KeyValue::new("fencepost.statements", names)]);
+        }
+    }
+
+    /// It came to nothing, for a reason of this kind.
+    pub(crate) fn failed(&self, kind: &'static str) {
+        if let Some(context) = &self.0 {
+            let span = context.span();
+            span.set_attribute(KeyValue::new("error.type", kind));
+            span.set_status(Status::error(""));
+        }
+    }
+}
 
 impl Drop for Work {
     fn drop(&mut self) {

@@ -13,15 +13,16 @@ use fencepost_support::{
     server::{Builder, Client},
     system::free_address,
 };
+use opentelemetry_proto::tonic::trace::v1::{Span, status::StatusCode};
 use tonic::{Request, Status};
 
 use self::collector::{Collector, attribute, is_call};
 use crate::{
     health,
-    keep_alive::stage::{Stream, request},
+    keep_alive::stage::{Stream, request, request_for},
     programs::{bare, cli, run},
     secrets::{assert_clean, marker},
-    world::LONG,
+    world::{LONG, SHORT},
 };
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
@@ -84,11 +85,13 @@ async fn a_call_has_a_span_and_a_link_to_its_round() {
     let [link] = &acquire.links[..] else {
         panic!("{acquire:?}");
     };
-    let is_round = |span: &opentelemetry_proto::tonic::trace::v1::Span| {
+    let is_round = |span: &Span| {
         span.name == "round" && span.span_id == link.span_id && span.trace_id == link.trace_id
     };
     let round = collector.span("the round", is_round).await;
     assert_eq!(round.links[0].span_id, acquire.span_id);
+    let names = attribute(&round, "fencepost.statements");
+    assert_eq!(names.as_deref(), Some("acquire_all"));
 
     let get = call("Get", "outcome", "held".to_owned()).await;
     assert_eq!(hex(&get.trace_id), TRACE);
@@ -139,6 +142,54 @@ async fn the_span_of_a_dropped_call_ends_with_it() {
         .await;
     let acquire = cancelled("Acquire").await;
     assert_eq!(statement.parent_span_id, acquire.span_id);
+}
+
+/// Whether a span is one of an error.
+fn is_error(span: &Span) -> bool {
+    let status = span.status.as_ref();
+    status.is_some_and(|status| status.code() == StatusCode::Error)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn statements_that_fail_say_so_in_their_spans() {
+    let database = fresh_database().await;
+    let collector = Collector::start().await;
+    let server = traced(&database.url(), &collector.url()).ready().await;
+    let mut client = server.client().await;
+    let admin = database.client().await;
+    admin
+        .run("ALTER TABLE fencepost.locks RENAME TO hidden")
+        .await;
+    calls::get(&mut client, "a").await.unwrap_err();
+    // Its round, and then the call's own.
+    for name in ["round", "get"] {
+        let span = collector
+            .span(name, |span| span.name == name && is_error(span))
+            .await;
+        assert_eq!(attribute(&span, "error.type").as_deref(), Some("refused"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_whose_time_is_over_is_no_error() {
+    let database = fresh_database().await;
+    let collector = Collector::start().await;
+    let server = traced(&database.url(), &collector.url()).ready().await;
+    let mut client = server.client().await;
+    let lock = granted(&mut client, "a", "owner", LONG).await;
+    let mut over = Stream::open(&mut client, request_for(&lock, SHORT)).await;
+    while over.try_next().await.is_ok() {}
+    let mut drained = Stream::open(&mut client, request(&lock)).await;
+    drained.next().await;
+    server.sigterm();
+    while drained.try_next().await.is_ok() {}
+    for reason in ["REOPEN", "DRAINING"] {
+        let is_it = |span: &_| is_call(span, "KeepAlive", "reason", reason);
+        let span = collector.span(reason, is_it).await;
+        assert_eq!(attribute(&span, "rpc.grpc.status_code").unwrap(), "14");
+        assert!(!is_error(&span), "{span:?}");
+    }
+    assert!(server.wait_exit().await.success());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -127,8 +127,9 @@ impl Pool {
             connection.keep();
             return Err(Failure::TooLate);
         }
-        let _work = Trace::current().statement(statement.name);
-        let answer = self.send(connection, &[(statement, params)]).await?;
+        let work = Trace::current().statement(statement.name);
+        let sent = self.send(connection, &[(statement, params)]).await;
+        let answer = sent.inspect_err(|failure| work.failed(failure.kind()))?;
         let [rows] = <[Vec<Row>; 1]>::try_from(answer.rows)
             .map_err(|_| Failure::unknown("not as many answers as statements"))?;
         Ok(Answer {

@@ -189,14 +189,17 @@ impl Inner {
         let highest = self.highest();
         let orphans = acquire::attempts(&mut round.acquires, &self.config.limits);
         let answer = {
-            let _work = Trace::round(round.traces());
+            let work = Trace::round(round.traces());
             let statements = [
                 acquire::bind(&round.acquires, &orphans),
                 bind(&mut round.releases),
                 bind(&mut round.renewals),
                 bind(&mut round.gets),
             ];
-            pool(&self).run_all(connection, &statements).await
+            let bound = statements.iter().flatten();
+            work.statements(bound.map(|bound| bound.statement.name));
+            let answer = pool(&self).run_all(connection, &statements).await;
+            answer.inspect_err(|failure| work.failed(failure.kind()))
         };
         match answer {
             Ok(Answer { rows, sent }) => {
