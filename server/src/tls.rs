@@ -103,18 +103,22 @@ impl Tls {
                 match looked.unwrap_or(Err(HANGS)) {
                     Ok(changed) => {
                         (unusable, said) = (0, None);
+                        metrics.unusable.set(0);
                         if changed {
                             self.tell(&metrics);
                         }
                     }
                     Err(bad) => {
                         unusable += 1;
-                        if unusable >= LOOKS && said.replace(bad) != Some(bad) {
-                            metrics.reload_failures.inc();
-                            tracing::warn!(
-                                error = %bad,
-                                "a TLS file cannot be used: the certificate before stays"
-                            );
+                        if unusable >= LOOKS {
+                            metrics.unusable.set(1);
+                            if said.replace(bad) != Some(bad) {
+                                metrics.reload_failures.inc();
+                                tracing::warn!(
+                                    error = %bad,
+                                    "a TLS file cannot be used: the certificate before stays"
+                                );
+                            }
                         }
                     }
                 }

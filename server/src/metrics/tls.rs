@@ -7,6 +7,8 @@ pub(crate) struct TlsMetrics {
     /// In seconds since 1970.
     pub(crate) expires: Gauge,
     pub(crate) reload_failures: Counter,
+    /// Whether those before are kept.
+    pub(crate) unusable: Gauge,
     pub(crate) handshakes_failed: Counter,
 }
 
@@ -22,6 +24,11 @@ impl TlsMetrics {
                 "fencepost_tls_reload_failures",
                 "Changes of the TLS files that could not be used",
                 Counter::default(),
+            ),
+            unusable: registered.one(
+                "fencepost_tls_files_unusable",
+                "1 while the TLS files cannot be used, and what they held before still is",
+                Gauge::default(),
             ),
             handshakes_failed: registered.one(
                 "fencepost_tls_handshakes_failed",

@@ -13,6 +13,7 @@ use fencepost_support::{
 
 use super::stage::{NAMES, Stage, options};
 
+const UNUSABLE: &str = "fencepost_tls_files_unusable";
 pub(super) const EXPIRES: &str = "fencepost_tls_certificate_expires_timestamp_seconds";
 
 /// Holds locks while the certificates of both sides, which last for `life`, are
@@ -86,7 +87,9 @@ async fn a_bad_file_changes_nothing_and_is_told() {
         let client = stage.client(stage.trust());
         client.get("a").await.unwrap();
         assert_eq!(stage.metric(EXPIRES).await, at_first);
+        assert_eq!(stage.metric(UNUSABLE).await, 1.0);
     };
+    assert_eq!(stage.metric(UNUSABLE).await, 0.0);
     stage.folder.write("server.crt", "MARKER-of-rubbish");
     told(&stage, "--tls-cert holds no certificate").await;
     works().await;
@@ -113,6 +116,7 @@ async fn a_bad_file_changes_nothing_and_is_told() {
     .await;
     stage.client(stage.trust()).get("a").await.unwrap();
     assert_eq!(stage.reload_failures().await, 4.0);
+    assert_eq!(stage.metric(UNUSABLE).await, 0.0);
     assert!(!stage.has_logged("MARKER"));
     assert!(!stage.has_logged(stage.folder.path("server.key").to_str().unwrap()));
 }
