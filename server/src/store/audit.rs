@@ -3,8 +3,9 @@
 //!
 //! Events of a target of their own, which [`telemetry`](crate::telemetry) writes as
 //! JSON; disabled, an event costs a load and a branch. A refusal changes nothing and is
-//! not told. What no answer says is not told either: a commit whose answer was lost
-//! shows as the replay, the loss or the giving back of its lease.
+//! not told. What no answer says is not told either: a grant whose answer was lost
+//! shows as the replay, the loss or the giving back of its lease; a release whose
+//! answer was lost does not show.
 
 use std::time::Duration;
 
