@@ -122,6 +122,8 @@ struct Server {
     keep_alive: KeepAlive,
     draining: CancellationToken,
     closing: CancellationToken,
+    /// Ends the HTTP port: a drain can be watched to its end.
+    drained: CancellationToken,
 }
 
 impl Server {
@@ -141,6 +143,7 @@ impl Server {
         let calls = TaskTracker::new();
         let draining = CancellationToken::new();
         let closing = CancellationToken::new();
+        let drained = CancellationToken::new();
         let (reporter, health) = health::channel();
         let grpc = listener
             .local_addr()
@@ -191,7 +194,7 @@ impl Server {
                 metrics.text()
             }
         };
-        let served = http::serve(http_listener, health.clone(), scrape, closing.clone());
+        let served = http::serve(http_listener, health.clone(), scrape, drained.clone());
         tasks.spawn(named("http", logged(served)));
         let limits = config.service.ttl;
         let locks = Locks::new(store.clone(), keep_alive.clone(), limits, &metrics);
@@ -222,6 +225,7 @@ impl Server {
             keep_alive,
             draining,
             closing,
+            drained,
         })
     }
 
@@ -251,6 +255,7 @@ impl Server {
             tracing::warn!("drain: out of time, work is left behind");
             return;
         }
+        self.drained.cancel();
         let mut ends = pin!(async { while self.tasks.join_next().await.is_some() {} });
         let all_closed = loop {
             let left = self.keep_alive.listeners();

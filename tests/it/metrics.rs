@@ -395,3 +395,34 @@ async fn a_scrape_of_a_drained_server_is_refused_and_of_a_draining_one_is_not() 
     .await;
     assert!(server.wait_exit().await.success());
 }
+
+/// What a drain does can be seen while it does it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_can_be_scraped_to_its_end() {
+    let database = fresh_database().await;
+    let server = Server::builder(&database.url())
+        .flag("--drain-delay", "0s")
+        .ready()
+        .await;
+    let mut client = server.client().await;
+    let lock = granted(&mut client, "kept", "owner", LONG).await;
+    let mut stream = Stream::open(&mut client, request(&lock)).await;
+    stream.next().await;
+    let lock = granted(&mut client, "a", "owner", LONG).await;
+    let row = RowLock::hold(&database.url(), "a").await;
+    let call = tokio::spawn({
+        let mut client = client.clone();
+        async move { release(&mut client, "a", "owner", lock.fencing_token).await }
+    });
+    row.wait_for_waiters(1).await;
+    server.sigterm();
+    stream.expect_end(Code::Unavailable, "DRAINING").await;
+    let draining = Scrape::of(&server).await;
+    let ended = [("reason", "DRAINING")];
+    assert_eq!(draining.value("fencepost_streams_ended_total", &ended), 1.0);
+    assert_eq!(draining.value("fencepost_ready", &[]), 0.0);
+    assert_eq!(crate::health::get(server.http(), "/readyz").await.0, 503);
+    row.rollback().await;
+    call.await.unwrap().unwrap();
+    assert!(server.wait_exit().await.success());
+}
