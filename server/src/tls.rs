@@ -70,12 +70,15 @@ struct Used {
 }
 
 impl Tls {
-    /// Reads the files. An expired certificate is used all the same: its successor
-    /// will be as soon as it is there.
+    /// Reads the files. A certificate that has expired, or is not valid yet, is used
+    /// all the same: its successor will be as soon as it is there, or its time comes,
+    /// without a start. And it is clients who judge it, by clocks of which this
+    /// machine's may be the wrong one.
     pub(crate) fn new(files: TlsFiles) -> Result<Self, BadFile> {
         let used = Used::new(files.read()?)?;
-        if used.certificate.has_expired() {
-            tracing::warn!("the certificate of --tls-cert has expired");
+        if let Some(problem) = used.certificate.untimely() {
+            let bad = used.contents.certificate.bad(problem);
+            tracing::warn!("{bad}; it is used, since there is no other, and clients may refuse it");
         }
         Ok(Self {
             files,
@@ -135,8 +138,9 @@ impl Tls {
             return Ok(false);
         }
         let new = Used::new(contents)?;
-        if new.certificate.has_expired() {
-            return Err(new.contents.certificate.bad(Problem::Expired));
+        // Of tomorrow's, a later look will find that it can be used.
+        if let Some(problem) = new.certificate.untimely() {
+            return Err(new.contents.certificate.bad(problem));
         }
         *used = new;
         Ok(true)
@@ -165,6 +169,9 @@ impl TlsFiles {
 impl Used {
     fn new(contents: Contents) -> Result<Self, BadFile> {
         let (certified, certificate) = identity(&contents.certificate, &contents.key)?;
+        if !certificate.is_for_servers() {
+            return Err(contents.certificate.bad(Problem::NotForServers));
+        }
         let builder = ServerConfig::builder_with_provider(provider())
             .with_safe_default_protocol_versions()
             .map_err(|_| contents.key.bad(Problem::BadKey))?;

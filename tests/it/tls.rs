@@ -12,7 +12,7 @@ use fencepost_support::{
     Server,
     server::{Client, channel_at},
     system::free_address,
-    tls::HOUR,
+    tls::{HOUR, Usage},
 };
 use serde_json::Value;
 use tonic::Code;
@@ -156,6 +156,8 @@ async fn flags_of_tls_are_checked_at_the_start() {
     );
     let nothing = stage.folder.write("nothing", "no PEM at all");
     let nothing = nothing.to_str().unwrap();
+    let for_clients = stage.authority.issue_for("server", &[], Usage::Client);
+    stage.folder.write_both("for-clients", &for_clients);
     for (flags, named) in [
         (&[("--tls-cert", &*crt)][..], "--tls-key"),
         (&[("--tls-key", &key)], "--tls-cert"),
@@ -178,6 +180,13 @@ async fn flags_of_tls_are_checked_at_the_start() {
                 ("--tls-key", &key),
             ],
             "--tls-key does not match",
+        ),
+        (
+            &[
+                ("--tls-cert", &stage.folder.name("for-clients.crt")),
+                ("--tls-key", &stage.folder.name("for-clients.key")),
+            ],
+            "--tls-cert holds a certificate that is not for servers",
         ),
         (
             &[

@@ -62,6 +62,14 @@ pub enum Problem {
     /// Its first certificate is over.
     #[error("holds a certificate that has expired")]
     Expired,
+    /// Its first certificate begins later.
+    #[error("holds a certificate that is not valid yet")]
+    NotYet,
+    /// Its first certificate is for others.
+    #[error(
+        "holds a certificate that is not for servers (its extended key usage lacks serverAuth)"
+    )]
+    NotForServers,
     /// No key in it.
     #[error("holds no private key in PEM, or one with a passphrase")]
     NoKey,

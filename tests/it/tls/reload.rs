@@ -8,7 +8,7 @@ use std::{
 use fencepost_client::{Error, Tls};
 use fencepost_support::{
     eventually,
-    tls::{Authority, Folder, HOUR},
+    tls::{Authority, Folder, HOUR, Issued, Usage},
 };
 
 use super::stage::{NAMES, Stage, options};
@@ -119,6 +119,72 @@ async fn a_bad_file_changes_nothing_and_is_told() {
     assert_eq!(stage.metric(UNUSABLE).await, 0.0);
     assert!(!stage.has_logged("MARKER"));
     assert!(!stage.has_logged(stage.folder.path("server.key").to_str().unwrap()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_certificate_that_clients_would_refuse_replaces_none() {
+    let stage = Stage::new(false).await;
+    let at_first = stage.metric(EXPIRES).await;
+    let works = async || {
+        let client = stage.client(stage.trust());
+        client.get("a").await.unwrap();
+    };
+    let for_clients = stage.authority.issue_for("server", &NAMES, Usage::Client);
+    stage.folder.write_both("server", &for_clients);
+    told(
+        &stage,
+        "--tls-cert holds a certificate that is not for servers",
+    )
+    .await;
+    works().await;
+    assert_eq!(stage.metric(EXPIRES).await, at_first);
+
+    let wait = Duration::from_secs(12);
+    let later = stage.authority.issue_later("server", &NAMES, wait);
+    stage.folder.write_both("server", &later);
+    told(
+        &stage,
+        "--tls-cert holds a certificate that is not valid yet",
+    )
+    .await;
+    works().await;
+    assert_eq!(stage.metric(EXPIRES).await, at_first);
+    // Then it is, by itself.
+    let next = eventually("its time has come", async || {
+        let next = stage.metric(EXPIRES).await;
+        (next > at_first).then_some(next)
+    })
+    .await;
+    works().await;
+    assert_eq!(stage.reload_failures().await, 2.0);
+
+    let for_servers = stage.authority.issue_for("server", &NAMES, Usage::Server);
+    stage.folder.write_both("server", &for_servers);
+    eventually("the one for servers is used", async || {
+        (stage.metric(EXPIRES).await > next).then_some(())
+    })
+    .await;
+    works().await;
+    assert_eq!(stage.reload_failures().await, 2.0);
+}
+
+/// There is no other, and the clock that is wrong may be this machine's.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_starts_with_a_certificate_out_of_its_time_and_says_so() {
+    let untimely = |issue: fn(&Authority) -> Issued| {
+        let (authority, folder) = (Authority::new("the tests"), Folder::default());
+        folder.write("ca.crt", &authority.pem());
+        folder.write_both("server", &issue(&authority));
+        Stage::of(authority, folder, false, |server| server)
+    };
+    let stage = untimely(|authority| authority.issue_expired("server", &NAMES)).await;
+    assert!(stage.has_logged("--tls-cert holds a certificate that has expired; it is used"));
+
+    let stage =
+        untimely(|authority| authority.issue_later("server", &NAMES, Duration::from_secs(5))).await;
+    assert!(stage.has_logged("--tls-cert holds a certificate that is not valid yet; it is used"));
+    let works = async || stage.client(stage.trust()).get("a").await.ok();
+    eventually("its time has come", works).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

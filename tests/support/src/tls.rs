@@ -7,7 +7,8 @@ use std::{
 };
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose,
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
+    KeyPair, KeyUsagePurpose,
 };
 
 use crate::system::{PrivateDirectory, private_directory};
@@ -17,6 +18,15 @@ pub const HOUR: Duration = Duration::from_secs(3600);
 
 /// One that signs certificates.
 pub struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+/// What a certificate says that it is for.
+#[derive(Clone, Copy, Debug)]
+pub enum Usage {
+    /// For clients alone.
+    Client,
+    /// For servers alone.
+    Server,
+}
 
 /// A certificate and its key, in PEM.
 #[derive(Clone, Debug)]
@@ -46,17 +56,38 @@ impl Authority {
     /// A certificate for this common name, and for these names and addresses, that
     /// lasts from now on for so long.
     pub fn issue(&self, name: &str, alternatives: &[&str], life: Duration) -> Issued {
-        self.sign(name, alternatives, now() + life)
+        let mut params = params(name, alternatives);
+        params.not_after = (now() + life).into();
+        self.sign(params)
     }
 
     /// One that has expired.
     pub fn issue_expired(&self, name: &str, alternatives: &[&str]) -> Issued {
-        self.sign(name, alternatives, now() - HOUR)
+        let mut params = params(name, alternatives);
+        params.not_after = (now() - HOUR).into();
+        self.sign(params)
     }
 
-    fn sign(&self, name: &str, alternatives: &[&str], end: SystemTime) -> Issued {
+    /// One that begins in so long, and lasts for some hours.
+    pub fn issue_later(&self, name: &str, alternatives: &[&str], wait: Duration) -> Issued {
         let mut params = params(name, alternatives);
-        params.not_after = end.into();
+        params.not_before = (now() + wait).into();
+        params.not_after = (now() + 3 * HOUR).into();
+        self.sign(params)
+    }
+
+    /// One that says that it is for this, and lasts for some hours.
+    pub fn issue_for(&self, name: &str, alternatives: &[&str], usage: Usage) -> Issued {
+        let mut params = params(name, alternatives);
+        params.not_after = (now() + 3 * HOUR).into();
+        params.extended_key_usages = vec![match usage {
+            Usage::Client => ExtendedKeyUsagePurpose::ClientAuth,
+            Usage::Server => ExtendedKeyUsagePurpose::ServerAuth,
+        }];
+        self.sign(params)
+    }
+
+    fn sign(&self, params: CertificateParams) -> Issued {
         let key = KeyPair::generate().expect("a key");
         Issued {
             certificate: params.signed_by(&key, &self.0).expect("a signature").pem(),
