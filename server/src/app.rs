@@ -201,7 +201,7 @@ impl Server {
         let edge = EdgeLayer::new(
             config.service.request_timeout,
             calls.clone(),
-            metrics.rpcs,
+            metrics.rpcs.clone(),
             tracer.clone(),
         );
         let served = service::serve(
@@ -210,7 +210,7 @@ impl Server {
             locks,
             health,
             edge,
-            metrics.tls,
+            metrics,
             closing.clone(),
         );
         tasks.spawn(named("grpc", logged(served)));

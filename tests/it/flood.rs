@@ -12,15 +12,23 @@ use std::{
 use fencepost_support::{
     Server,
     calls::{acquire, expect_error, expect_retryable, granted, renew, request},
+    frames::Peer,
     postgres::{Database, fresh_database},
     row_lock::RowLock,
-    server::{Client, channel_at},
+    server::{Client, channel_at, endpoint_at},
+    system::free_address,
     wait::within,
 };
 use tokio::{io::AsyncWriteExt as _, net::TcpStream, task::JoinSet, time::timeout};
 use tonic::Code;
+use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 
-use crate::{health::get, holders::Holders};
+use crate::{
+    health::get,
+    holders::Holders,
+    keep_alive::stage::{self as keep_alive, Stream},
+    metrics::scrape::Scrape,
+};
 
 const LONG: Duration = Duration::from_secs(600);
 
@@ -139,6 +147,59 @@ async fn a_flood_of_connections_does_not_end_the_server() {
     );
     assert!(server.process().exit_status().is_none());
     server.wait_ready().await;
+}
+
+/// Whoever only connects keeps nobody out, on any port, and nobody who has something
+/// open has to go.
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_with_nothing_open_make_room() {
+    // Less than the ten seconds after which silent ones are found out.
+    const SOON: Duration = Duration::from_secs(5);
+    let database = fresh_database().await;
+    let health = free_address();
+    let limit = format!("ulimit -n {FILES} && exec \"$@\"");
+    let server = Server::builder(&database.url())
+        .flag("--database-pool-size", "4")
+        .flag("--health-listen", &health.to_string())
+        .wrapper(&["/bin/sh", "-c", &limit, "sh"])
+        .ready()
+        .await;
+    let mut holder = server.client().await;
+    let lock = granted(&mut holder, "a", "holder", Duration::from_secs(3)).await;
+    let mut stream = Stream::try_open(&mut holder, keep_alive::request(&lock))
+        .await
+        .unwrap();
+
+    let mut flood = Vec::new();
+    for address in [server.grpc(), health, server.http()] {
+        for _ in 0..FILES {
+            flood.push(Peer::greet(address, &[]).await.unwrap());
+        }
+    }
+    let began = Instant::now();
+    within(SOON, "a new client is served", async || {
+        let endpoint = server.endpoint().connect_timeout(SOON);
+        let mut fresh = Client::new(endpoint.connect().await.ok()?);
+        acquire(&mut fresh, "b", "new", LONG).await.ok()
+    })
+    .await;
+    within(SOON, "a probe is answered", async || {
+        let channel = endpoint_at(health).connect().await.ok()?;
+        let ask = HealthCheckRequest {
+            service: "liveness".into(),
+        };
+        HealthClient::new(channel).check(ask).await.ok()
+    })
+    .await;
+    assert_eq!(get(server.http(), "/livez").await.0, 200);
+    println!("all were served {:?} after the flood", began.elapsed());
+    assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
+    let scrape = Scrape::of(&server).await;
+    let open = scrape.value("fencepost_connections", &[]);
+    assert!((10.0..200.0).contains(&open), "{open}");
+    for _ in 0..3 {
+        stream.try_next().await.unwrap();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

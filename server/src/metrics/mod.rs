@@ -54,6 +54,8 @@ pub(crate) struct Metrics {
     pub(crate) streams: StreamMetrics,
     pub(crate) store: StoreMetrics,
     pub(crate) tls: TlsMetrics,
+    /// To the port of clients.
+    pub(crate) connections: Gauge,
     pub(crate) logs: LogMetrics,
     pub(crate) ready: Gauge,
     registered: Arc<Registered>,
@@ -82,6 +84,11 @@ impl Metrics {
             streams: StreamMetrics::new(&mut registered, by_streams, &shed),
             tls: TlsMetrics::new(&mut registered),
             store: StoreMetrics::new(&mut registered, prefixes, shed),
+            connections: registered.one(
+                "fencepost_connections",
+                "Connections of clients that are open",
+                Gauge::default(),
+            ),
             logs: LogMetrics::new(&mut registered),
             ready: registered.one(
                 "fencepost_ready",

@@ -10,12 +10,12 @@ use std::{
 
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    sync::OwnedSemaphorePermit,
     time::{Instant, Sleep},
 };
+use tokio_util::sync::WaitForCancellationFutureOwned;
 use tonic::transport::server::Connected;
 
-use super::seat::Seat;
+use super::{incoming::Place, seat::Seat};
 use crate::caller::Caller;
 
 /// How long a client may take to begin.
@@ -53,7 +53,9 @@ pub(crate) struct Connection {
     heard: usize,
     /// Bytes of this turn.
     turn: usize,
-    _place: OwnedSemaphorePermit,
+    /// When it must make room.
+    ended: Pin<Box<WaitForCancellationFutureOwned>>,
+    _place: Place,
 }
 
 impl Connection {
@@ -61,18 +63,18 @@ impl Connection {
         stream: impl Stream + 'static,
         caller: Caller,
         silence: Option<Duration>,
-        place: OwnedSemaphorePermit,
+        place: Place,
     ) -> Self {
+        let seat = place.seat();
+        let ended = Box::pin(seat.ended().clone().cancelled_owned());
         Self {
             stream: Box::new(stream),
-            origin: Origin {
-                caller,
-                seat: Arc::default(),
-            },
+            origin: Origin { caller, seat },
             patience: Some(Box::pin(tokio::time::sleep(BEGINNING))),
             silence,
             heard: 0,
             turn: 0,
+            ended,
             _place: place,
         }
     }
@@ -107,6 +109,9 @@ impl AsyncRead for Connection {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if self.ended.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+        }
         if let Some(patience) = &mut self.patience
             && patience.as_mut().poll(cx).is_ready()
         {

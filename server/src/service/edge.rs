@@ -118,7 +118,14 @@ where
             None => tracing::debug_span!("call", rpc = path, %caller),
         };
         let observed = Observed::new(method, now, trace.clone());
-        let open = match seat.filter(|_| method.is_bounded()).map(|seat| seat.call()) {
+        let open = seat.map(|seat| {
+            if method.is_bounded() {
+                seat.call()
+            } else {
+                Some(seat.stream())
+            }
+        });
+        let open = match open {
             Some(None) => {
                 method.shed();
                 let answer = status::overloaded().into_http();

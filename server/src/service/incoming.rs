@@ -6,7 +6,7 @@
 //! database need: beyond a limit, new ones wait to be accepted.
 //!
 //! So a place is worth something, and whoever has nothing to say does not keep
-//! it. HTTP/2's pings find out the silent ones, but begin only after the
+//! it: see [`seat`](super::seat). HTTP/2's pings find out the silent ones, but begin only after the
 //! client's preface; HTTP/1 has none.
 
 use std::{
@@ -27,8 +27,11 @@ use tokio::{
 use tokio_stream::Stream;
 use tokio_util::sync::PollSemaphore;
 
-use super::connection::Connection;
-use crate::caller::Caller;
+use super::{
+    connection::Connection,
+    seat::{Seat, Seats},
+};
+use crate::{caller::Caller, metrics::Gauge};
 
 const REST: Duration = Duration::from_millis(100);
 
@@ -52,8 +55,12 @@ pub(crate) struct Incoming {
     silence: Option<Duration>,
     rest: Option<Pin<Box<Sleep>>>,
     room: PollSemaphore,
+    seats: Arc<Seats>,
+    open: Gauge,
     /// The place of the next connection.
     place: Option<OwnedSemaphorePermit>,
+    /// Until somebody is asked for room again.
+    patience: Option<Pin<Box<Sleep>>>,
     /// Whether it was logged that there is no room.
     full: bool,
 }
@@ -66,7 +73,10 @@ impl Incoming {
             silence: None,
             rest: None,
             room: PollSemaphore::new(Arc::new(Semaphore::new(room))),
+            seats: Arc::default(),
+            open: Gauge::default(),
             place: None,
+            patience: None,
             full: false,
         }
     }
@@ -78,23 +88,31 @@ impl Incoming {
         self
     }
 
-    /// Waits until there is room for one more connection.
+    /// Keeps the number of connections there.
+    pub(super) fn counted(mut self, open: Gauge) -> Self {
+        self.open = open;
+        self
+    }
+
+    /// Waits until there is room for one more connection; somebody may have to go.
     fn poll_place(&mut self, cx: &mut Context<'_>) -> Poll<OwnedSemaphorePermit> {
         if let Some(place) = self.place.take() {
             return Poll::Ready(place);
         }
-        match self.room.poll_acquire(cx) {
-            Poll::Ready(Some(place)) => {
-                self.full = false;
-                Poll::Ready(place)
-            }
+        loop {
             // Never closed.
-            Poll::Ready(None) | Poll::Pending => {
-                if !std::mem::replace(&mut self.full, true) {
-                    tracing::warn!("no room for more connections: new ones wait to be accepted");
-                }
-                Poll::Pending
+            if let Poll::Ready(Some(place)) = self.room.poll_acquire(cx) {
+                self.full = false;
+                self.patience = None;
+                return Poll::Ready(place);
             }
+            if let Some(patience) = &mut self.patience {
+                ready!(patience.as_mut().poll(cx));
+            }
+            if !self.seats.make_room() && !std::mem::replace(&mut self.full, true) {
+                tracing::warn!("no room for more connections: new ones wait to be accepted");
+            }
+            self.patience = Some(Box::pin(tokio::time::sleep(REST)));
         }
     }
 
@@ -119,7 +137,7 @@ impl Incoming {
                         stream,
                         peer,
                         silence: self.silence,
-                        place,
+                        place: Place::new(place, &self.seats, &self.open),
                     });
                 }
                 Err(error) => {
@@ -145,12 +163,41 @@ impl Stream for Incoming {
     }
 }
 
+/// A connection's place, given back on drop.
+pub(super) struct Place {
+    seats: Arc<Seats>,
+    open: Gauge,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Place {
+    fn new(permit: OwnedSemaphorePermit, seats: &Arc<Seats>, open: &Gauge) -> Self {
+        open.inc();
+        Self {
+            seats: Arc::clone(seats),
+            open: open.clone(),
+            _permit: permit,
+        }
+    }
+
+    /// What is open on it, for when it begins: a handshake has a limit of its own.
+    pub(super) fn seat(&self) -> Arc<Seat> {
+        self.seats.seat()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.open.dec();
+    }
+}
+
 /// A connection on which nothing was said yet.
 pub(crate) struct Accepted {
     pub(super) stream: TcpStream,
     pub(crate) peer: SocketAddr,
     pub(super) silence: Option<Duration>,
-    pub(super) place: OwnedSemaphorePermit,
+    pub(super) place: Place,
 }
 
 impl Accepted {

@@ -30,7 +30,7 @@ use self::{
     health::HealthService,
     incoming::{Incoming, room},
 };
-use crate::{lock::TtlLimits, metrics::TlsMetrics, telemetry::Chain, tls::Tls};
+use crate::{lock::TtlLimits, metrics::Metrics, telemetry::Chain, tls::Tls};
 
 /// The largest request: the largest valid one is far smaller.
 const MAX_MESSAGE: usize = 64 * 1024;
@@ -62,7 +62,7 @@ pub(crate) async fn serve(
     locks: Locks,
     health: HealthService,
     edge: EdgeLayer,
-    metrics: TlsMetrics,
+    metrics: Metrics,
     closing: CancellationToken,
 ) -> Result<(), tonic::transport::Error> {
     let locks = LockServiceServer::new(locks).max_decoding_message_size(MAX_MESSAGE);
@@ -82,12 +82,13 @@ pub(crate) async fn serve(
             tracing::error!(error = %Chain(&error), "there is no reflection");
         }
     }
-    let incoming = Incoming::new(listener, room(config.reserved_handles));
+    let incoming =
+        Incoming::new(listener, room(config.reserved_handles)).counted(metrics.connections);
     let closed = closing.clone().cancelled_owned();
     match config.tls {
         Some(tls) => {
-            let follow = Arc::clone(&tls).follow(metrics.clone(), closing);
-            let incoming = Handshakes::new(incoming, tls, metrics);
+            let follow = Arc::clone(&tls).follow(metrics.tls.clone(), closing);
+            let incoming = Handshakes::new(incoming, tls, metrics.tls);
             let mut served = pin!(router.serve_with_incoming_shutdown(incoming, closed));
             tokio::select! {
                 ended = &mut served => ended,

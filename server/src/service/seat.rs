@@ -1,41 +1,130 @@
-//! What a connection has open: its calls, from their headers until their answer is sent.
+//! The connections that have a place, and what each has open: its calls, from their
+//! headers until their answer is sent, and its streams.
 //!
 //! An answer that its caller does not read stays in memory, and so do the headers of a
 //! call whose message does not come. The store's room is free again by then, or not taken
 //! yet: so a connection may have only so many calls open, whoever they wait for. KeepAlive
 //! streams are not among them: there are many on one connection, and each holds little.
+//!
+//! When there is no place left, a connection that has nothing open makes room: first one
+//! that never had, once it has had a second to begin, then one that had nothing for a
+//! minute; the longest of them. Those who renew keep theirs, and whoever only connects and
+//! answers pings keeps nobody out. On ports that do not count calls the oldest goes: there
+//! a connection is for one probe, which is answered in less than a second.
 
 use std::{
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     task::{Context, Poll},
+    time::Duration,
 };
 
 use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame, SizeHint};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use tonic::{Status, body::Body};
 
 /// Calls that a connection may have open. What the store lets one connection have at
 /// work comes to about as much.
 const MOST: usize = 2_000;
 
-/// A connection, as its calls know it.
-#[derive(Default)]
-pub(super) struct Seat(Mutex<State>);
+/// What a connection has for its first call when others wait.
+const BEGINNING: Duration = Duration::from_secs(1);
 
+/// What it has between two calls then.
+const PAUSE: Duration = Duration::from_secs(60);
+
+/// The connections of one port.
 #[derive(Default)]
-struct State {
-    calls: usize,
+pub(super) struct Seats(Mutex<Vec<Weak<Seat>>>);
+
+impl Seats {
+    fn seats(&self) -> MutexGuard<'_, Vec<Weak<Seat>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// For a new connection.
+    pub(super) fn seat(&self) -> Arc<Seat> {
+        let seat = Arc::new(Seat {
+            state: Mutex::new(State {
+                calls: 0,
+                streams: 0,
+                was_used: false,
+                since: Instant::now(),
+            }),
+            ended: CancellationToken::new(),
+        });
+        let mut seats = self.seats();
+        if seats.len() == seats.capacity() {
+            seats.retain(|seat| seat.strong_count() > 0);
+        }
+        seats.push(Arc::downgrade(&seat));
+        seat
+    }
+
+    /// Ends the connection that can be spared best. Says whether there is one.
+    pub(super) fn make_room(&self) -> bool {
+        let now = Instant::now();
+        let seats = self.seats();
+        let seats = seats.iter().filter_map(Weak::upgrade);
+        let idle = seats.filter_map(|seat| Some((seat.idle(now)?, seat)));
+        let longest = idle.min_by_key(|(idle, _)| *idle);
+        if let Some((_, seat)) = &longest {
+            seat.ended.cancel();
+        }
+        longest.is_some()
+    }
 }
 
-/// One that is open, until it is dropped.
+/// A connection, as its calls know it.
+pub(super) struct Seat {
+    state: Mutex<State>,
+    ended: CancellationToken,
+}
+
+struct State {
+    calls: usize,
+    streams: usize,
+    was_used: bool,
+    /// When it came, or had its last call.
+    since: Instant,
+}
+
+/// A call or a stream that is open, until it is dropped.
 pub(super) struct Open {
     seat: Arc<Seat>,
+    is_call: bool,
 }
 
 impl Seat {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells the connection to make room.
+    pub(super) fn ended(&self) -> &CancellationToken {
+        &self.ended
+    }
+
+    /// Whether it can be spared, the smallest first.
+    fn idle(&self, now: Instant) -> Option<(bool, Instant)> {
+        let state = self.state();
+        let patience = if state.was_used { PAUSE } else { BEGINNING };
+        let is_idle = state.calls + state.streams == 0
+            && now.duration_since(state.since) >= patience
+            && !self.ended.is_cancelled();
+        is_idle.then_some((state.was_used, state.since))
+    }
+
+    /// Opens a stream.
+    pub(super) fn stream(self: &Arc<Self>) -> Open {
+        self.state().streams += 1;
+        let seat = Arc::clone(self);
+        Open {
+            seat,
+            is_call: false,
+        }
     }
 
     /// Opens a call. None when there are too many.
@@ -47,13 +136,23 @@ impl Seat {
         state.calls += 1;
         drop(state);
         let seat = Arc::clone(self);
-        Some(Open { seat })
+        Some(Open {
+            seat,
+            is_call: true,
+        })
     }
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
-        self.seat.state().calls -= 1;
+        let mut state = self.seat.state();
+        if self.is_call {
+            state.calls -= 1;
+        } else {
+            state.streams -= 1;
+        }
+        state.was_used = true;
+        state.since = Instant::now();
     }
 }
 
