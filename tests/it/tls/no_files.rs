@@ -22,7 +22,11 @@ use crate::{
     programs::{bare, cli, expect_no_start, run},
 };
 
-const HERE: [(fn(&Path), &str); 4] = [
+/// Puts something there that is no file to be read.
+type Put = fn(&Path);
+
+/// Each, and what is told of it.
+const HERE: [(Put, &str); 4] = [
     (pipe, "is not a regular file"),
     (huge, "is larger than 1 MiB"),
     (endless, "is not a regular file"),
