@@ -92,8 +92,14 @@ impl Stream {
         let trusted_until = now + trusted_for(&lease);
         // The latest answer wins: a failover may have left less of the lease than
         // an earlier one said. A late answer takes nothing back, unless what it
-        // meets is a guess.
-        let counts = latest || self.ends_at.is_none() || trusted_until > self.trusted_until;
+        // meets is a guess: neither time nor, where the database's clock was set back
+        // between the two, the end.
+        let ends_earlier = matches!(
+            &*self.out.borrow(),
+            State::Renewed(told) if told.lease.expires_at > lease.expires_at
+        );
+        let brings_something = trusted_until > self.trusted_until && !ends_earlier;
+        let counts = latest || self.ends_at.is_none() || brings_something;
         if !counts {
             return;
         }
@@ -144,7 +150,7 @@ mod tests {
             stage::{CONFIG, keep},
         },
         lock::{Labels, Lease},
-        store::Renewed,
+        store::{Renew, Renewed},
     };
 
     const TTL: Duration = Duration::from_secs(10);
@@ -154,11 +160,8 @@ mod tests {
         (Stream::new(keep(), out, &CONFIG), told)
     }
 
-    /// An answer that leaves this much of the lease.
-    fn answer(stream: &mut Stream, left: u64, latest: bool) {
-        let left = Duration::from_secs(left);
-        let ask = &stream.keep.renew;
-        let lease = Lease {
+    fn lease_of(ask: &Renew, left: Duration) -> Lease {
+        Lease {
             resource: ask.resource.clone(),
             owner: ask.owner.clone(),
             token: ask.token,
@@ -167,9 +170,33 @@ mod tests {
             deadline: Moment::now().after(left),
             ttl: TTL,
             labels: Labels::default(),
-        };
+        }
+    }
+
+    /// An answer that leaves this much of the lease.
+    fn answer(stream: &mut Stream, left: u64, latest: bool) {
+        let left = Duration::from_secs(left);
+        let lease = lease_of(&stream.keep.renew, left);
         let sent = stream.opened;
         stream.renewed(Renewed { lease, slack: left }, sent, latest, &CONFIG);
+    }
+
+    /// The database's clock was set back between two answers: the first leaves more.
+    #[test]
+    fn a_late_answer_moves_no_end_back() {
+        let (mut stream, told) = stream();
+        answer(&mut stream, 9, true);
+        let ends = expires_at(&told);
+        let ask = &stream.keep.renew;
+        let lease = Lease {
+            deadline: Moment::now().after(TTL),
+            expires_at: ends - Duration::from_millis(8),
+            ..lease_of(ask, TTL)
+        };
+        let renewed = Renewed { lease, slack: TTL };
+        let sent = stream.opened;
+        stream.renewed(renewed, sent, false, &CONFIG);
+        assert_eq!(expires_at(&told), ends);
     }
 
     fn expires_at(told: &watch::Receiver<State>) -> SystemTime {
