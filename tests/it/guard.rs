@@ -19,7 +19,7 @@ use std::{
 
 use fencepost_client::{AcquireOptions, Client, Error, Guard, LostReason};
 use fencepost_support::{Server, calls, wait::within};
-use tokio::time::sleep;
+use tokio::{sync::oneshot, time::sleep};
 
 use crate::world::{LONG, SHORT, fresh, shared};
 
@@ -215,21 +215,20 @@ async fn work_that_is_cancelled_ends_before_its_lock_is_given_back() {
     let client = ours().await;
     let name = fresh("guard");
     let ended = Arc::new(Mutex::new(None));
+    let (begin, begun) = oneshot::channel();
     let work = {
         let (client, name, winding) = (client.clone(), name.clone(), Winding(Arc::clone(&ended)));
         tokio::spawn(async move {
             client
                 .with_lock(&name, lease_of(LONG), async move |_| {
                     let _winding = winding;
+                    begin.send(()).unwrap();
                     std::future::pending::<()>().await;
                 })
                 .await
         })
     };
-    within(LONG, "the lock to be taken", async || {
-        client.get(&name).await.unwrap()
-    })
-    .await;
+    begun.await.unwrap();
     let next = {
         let (client, name) = (client.clone(), name.clone());
         tokio::spawn(async move {
