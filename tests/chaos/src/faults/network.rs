@@ -112,6 +112,7 @@ pub(super) async fn answers_torn(mut stage: Stage<'_>, leg: Leg) -> Seen {
         .repeat(50..600, async || {
             for link in &links {
                 let after = lengths.random_range(0..2000);
+                anew([*link]).await;
                 link.set_down(match lengths.random() {
                     true => Flow::ResetAfter(after),
                     false => Flow::SwallowAfter(after),
@@ -166,7 +167,7 @@ async fn forward(links: Vec<&Proxy>) {
 
 /// Bytes are missing: a connection that lost some never goes on, as no network
 /// leaves a hole in a stream.
-async fn anew(links: Vec<&Proxy>) {
+async fn anew(links: impl IntoIterator<Item = &Proxy>) {
     for link in links {
         link.refuse().await;
         link.reset().await;
