@@ -177,8 +177,12 @@ mod tests {
     fn answer(stream: &mut Stream, left: u64, latest: bool) {
         let left = Duration::from_secs(left);
         let lease = lease_of(&stream.keep.renew, left);
-        let sent = stream.opened;
-        stream.renewed(Renewed { lease, slack: left }, sent, latest, &CONFIG);
+        hear(stream, lease, latest);
+    }
+
+    fn hear(stream: &mut Stream, lease: Lease, latest: bool) {
+        let (sent, slack) = (stream.opened, lease.deadline.remaining());
+        stream.renewed(Renewed { lease, slack }, sent, latest, &CONFIG);
     }
 
     /// The database's clock was set back between two answers: the first leaves more.
@@ -187,15 +191,11 @@ mod tests {
         let (mut stream, told) = stream();
         answer(&mut stream, 9, true);
         let ends = expires_at(&told);
-        let ask = &stream.keep.renew;
         let lease = Lease {
-            deadline: Moment::now().after(TTL),
             expires_at: ends - Duration::from_millis(8),
-            ..lease_of(ask, TTL)
+            ..lease_of(&stream.keep.renew, TTL)
         };
-        let renewed = Renewed { lease, slack: TTL };
-        let sent = stream.opened;
-        stream.renewed(renewed, sent, false, &CONFIG);
+        hear(&mut stream, lease, false);
         assert_eq!(expires_at(&told), ends);
     }
 
