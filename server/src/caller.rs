@@ -3,8 +3,9 @@
 //! A [`Connection`](crate::service::connection::Connection) hands its `Caller` to each
 //! call that comes on it, among the request's extensions. The edge adds the trace that
 //! the call belongs to, and the handlers carry it to where the call's outcome is known,
-//! for the audit log: that may be after the caller has gone. Nothing is decided by it
-//! yet: with a `--tls-client-ca`, whoever has a certificate may do everything.
+//! for the audit log: that may be after the caller has gone. Its address has a share of
+//! the [`room`](crate::room); nothing else is decided by it yet: with a
+//! `--tls-client-ca`, whoever has a certificate may do everything.
 
 use std::{fmt, net::SocketAddr, sync::Arc};
 
