@@ -320,6 +320,26 @@ class ClientTest(unittest.TestCase):
         self.assertEqual([lease.reason for lease in held], ["CLOSED"] * 3)
         self.assertEqual(self.asked(server).count("Release"), 3)
 
+    def test_a_call_that_begins_as_the_client_is_closed(self) -> None:
+        server = Server(streams=True)
+        client = self.client(self.serve(server))
+        held = client.lock("a", ttl=5)
+        calls, begun = client._calls[0], []
+        acquire = calls.Acquire
+
+        def closed_first(*args: Any, **limits: Any) -> Any:
+            begun.append(args)
+            if len(begun) == 1:
+                client.close()
+                client._disconnect()  # Now, and not when its thread comes to it.
+            return acquire(*args, **limits)
+
+        with mock.patch.object(calls, "Acquire", closed_first), self.assertRaisesRegex(RuntimeError, "closed"):
+            client.lock("b", ttl=5, wait=60)
+        self.assertEqual(held.reason, "CLOSED")
+        held._keeper.join(5)
+        self.assertFalse(held._keeper.is_alive())
+
     @unittest.skipUnless(hasattr(os, "fork"), "only where processes fork")
     def test_a_forked_copy_is_over_at_once(self) -> None:
         server = Server(streams=True)

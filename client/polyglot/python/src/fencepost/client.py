@@ -146,6 +146,10 @@ class Client:
             error: FencepostError = Unavailable("OK, but without an answer")
         except grpc.RpcError as failed:
             error = decode(failed)
+        except ValueError:  # Of a channel that was closed as the call began.
+            if not self._closing.is_set():
+                raise
+            error = Unavailable("the client is closed")
         if isinstance(error, Unavailable) and self._at == at:
             self._at = (at + 1) % len(self._calls)
         raise error
@@ -177,7 +181,8 @@ class Client:
                 # Who had it a moment ago says more than a last try that had no time left.
                 error, sleep = refusal or failed, 0.0 if failures % servers else pause(failures, failed._delay)
                 pointless = 0 if failed.transient else pointless + 1
-                if wait and failures == servers > pointless:  # Once, for it may be that nobody is there.
+                again = wait and not self._closing.is_set()
+                if again and failures == servers > pointless:  # Once, for it may be that nobody is there.
                     _log.warning("no server answers, and it is tried again: %s", failed)
             left = over - time.monotonic()
             last = left <= sleep + 0.05  # In less no server could answer.

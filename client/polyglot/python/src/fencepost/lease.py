@@ -230,7 +230,7 @@ class Lease:
                     at, open_at, silent_at = client._stream_at, math.inf, began + min(client.timeout, left / 2)
                     try:
                         streams.append(self._open(client._streams[at], began))
-                    except RuntimeError:  # There is no thread for it: calls renew until there is.
+                    except (RuntimeError, ValueError):  # No thread for it: calls renew until there is. Or closed.
                         open_at, silent_at = began + 1.0, math.inf
                 if began >= silent_at:
                     silent_at = math.inf
