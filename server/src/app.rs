@@ -134,9 +134,16 @@ impl Server {
             Some(address) => Some(bind("--health-listen", address).await?),
             None => None,
         };
+        let grpc = listener
+            .local_addr()
+            .map_err(|error| AppError::Listen("--listen", config.listen, error))?;
+        let http = http_listener
+            .local_addr()
+            .map_err(|error| AppError::Listen("--http-listen", config.http_listen, error))?;
+        let tracer = Tracer::start(config.traces.as_ref())?;
+        // Last of what can fail for reasons of others: a private Postgres is to be stopped again.
         let database = Database::open(config.database, &config.store, Schema::Migrate).await?;
         let retention = config.store.purge_retention;
-        let tracer = Tracer::start(config.traces.as_ref())?;
         let metrics = Metrics::new(config.metrics_prefixes);
         let store = Store::new(&database.url, config.store, metrics.store.clone())?;
 
@@ -145,12 +152,6 @@ impl Server {
         let closing = CancellationToken::new();
         let drained = CancellationToken::new();
         let (reporter, health) = health::channel();
-        let grpc = listener
-            .local_addr()
-            .map_err(|error| AppError::Listen("--listen", config.listen, error))?;
-        let http = http_listener
-            .local_addr()
-            .map_err(|error| AppError::Listen("--http-listen", config.http_listen, error))?;
 
         let mut tasks = JoinSet::new();
         tasks.spawn(named("health watch", watch(store.clone(), closing.clone())));
