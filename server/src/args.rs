@@ -255,7 +255,8 @@ pub(crate) fn without_urls(mut error: clap::Error) -> clap::Error {
     ] {
         let is_secret = matches!(
             error.get(kind),
-            Some(ContextValue::String(text)) if text.contains("://") || text.contains("password")
+            Some(ContextValue::String(text))
+                if ["://", "@", "password"].iter().any(|part| text.contains(part))
         );
         if is_secret {
             error.insert(kind, ContextValue::String("a database URL".to_owned()));

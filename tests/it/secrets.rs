@@ -219,6 +219,7 @@ async fn a_password_is_in_no_refusal_to_start() {
 async fn a_password_is_in_no_usage_message() {
     let marker = marker();
     let url = format!("postgres://u:{marker}@127.0.0.1/x");
+    let without_scheme = format!("u:{marker}@127.0.0.1/x");
     for arguments in [
         &["--help"][..],
         &["--nonsense"],
@@ -231,6 +232,10 @@ async fn a_password_is_in_no_usage_message() {
         &["--database", &url],
         &["--listen", &url],
         &["--request-timeout", &url],
+        &[&without_scheme],
+        &["--listen", &without_scheme],
+        &["--request-timeout", &without_scheme],
+        &["--otlp-endpoint", &without_scheme],
         &["--database-url", &url, "--database-url", &url],
     ] {
         let mut command = bare(server::binary());

@@ -119,8 +119,10 @@ pub(crate) fn without_urls(mut error: clap::Error) -> clap::Error {
         ContextKind::InvalidSubcommand,
         ContextKind::InvalidValue,
     ] {
-        let is_url =
-            matches!(error.get(kind), Some(ContextValue::String(text)) if text.contains("://"));
+        let is_url = matches!(
+            error.get(kind),
+            Some(ContextValue::String(text)) if text.contains("://") || text.contains('@')
+        );
         if is_url {
             error.insert(kind, ContextValue::String("a URL".to_owned()));
         }
