@@ -1,6 +1,7 @@
 //! What a server tells of itself at `/metrics`: the right numbers. What the README
 //! lists, and what must not be there, is next door, in [`listed`].
 
+mod dropped;
 pub(crate) mod listed;
 pub(crate) mod scrape;
 
@@ -294,39 +295,6 @@ async fn streams_are_counted_from_their_opening_to_their_end() {
             "{name}"
         );
     }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_call_that_is_dropped_counts_as_cancelled() {
-    let World { server, database } = &World::start().await;
-    let mut client = server.client().await;
-    let lock = granted(&mut client, "a", "before", LONG).await;
-    release(&mut client, "a", "before", lock.fencing_token)
-        .await
-        .unwrap();
-    let row = RowLock::hold(&database.url(), "a").await;
-    let call = tokio::spawn({
-        let mut client = client.clone();
-        async move { acquire(&mut client, "a", "gone", LONG).await }
-    });
-    row.wait_for_waiters(1).await;
-    let waiting = Scrape::of(server).await;
-    assert_eq!(waiting.value("fencepost_calls_in_flight", &[]), 1.0);
-    let in_use = &[("pool", "calls"), ("state", "in_use")];
-    assert!(waiting.value("fencepost_pool_connections", in_use) >= 1.0);
-    call.abort();
-    let cancelled = &[("method", "Acquire"), ("code", "CANCELLED")];
-    let after = wait_for(server, "fencepost_rpcs_total", cancelled, 1.0).await;
-    // Its duration would be that of its caller's patience.
-    let acquires = &[("method", "Acquire")];
-    assert_eq!(
-        after.value("fencepost_rpc_duration_seconds_count", acquires),
-        1.0
-    );
-    assert_eq!(after.value("fencepost_acquires_total", &[]), 1.0);
-    row.rollback().await;
-    wait_for(server, "fencepost_calls_in_flight", &[], 0.0).await;
-    wait_for(server, "fencepost_orphans", &[], 0.0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -137,7 +137,7 @@ where
         };
         request.extensions_mut().insert(caller);
         let token = self.settings.calls.token();
-        let answer = self.inner.call(request);
+        let answer = self.inner.call(observed.asked(request));
         let call = async move {
             let response = match tokio::time::timeout_at(deadline, answer).await {
                 Ok(answer) => rewrite(answer?),

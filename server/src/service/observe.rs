@@ -2,16 +2,20 @@
 //!
 //! A unary call ends with its answer, a stream with its last message. Whatever is
 //! dropped before that, because its caller left or the connection broke, counts as
-//! CANCELLED.
+//! CANCELLED. So does a call whose caller left in the middle of its request, of
+//! which the handler sees no more than a request without a message.
 
 use std::{
     pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll, ready},
 };
 
 use fencepost_proto::v1::{LOCK_SERVICE, reason};
-use http::{HeaderMap, Response};
+use http::{HeaderMap, Request, Response};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use tokio::time::Instant;
 use tonic::{Code, Status, body::Body};
@@ -38,6 +42,8 @@ pub(super) struct Observed {
     code: Code,
     /// Whether it ended because a stream's time was over, or the server drains.
     in_order: bool,
+    /// Whether its caller left before the request was whole.
+    left: Arc<AtomicBool>,
     trace: Trace,
 }
 
@@ -48,8 +54,15 @@ impl Observed {
             arrived,
             code: Code::Cancelled,
             in_order: false,
+            left: Arc::default(),
             trace,
         }
+    }
+
+    /// Watches what the caller sends.
+    pub(super) fn asked(&self, request: Request<Body>) -> Request<Body> {
+        let left = Arc::clone(&self.left);
+        request.map(|body| Body::new(AskedBody { body, left }))
     }
 
     /// Notes why a call failed, which these headers or trailers say.
@@ -66,6 +79,9 @@ impl Observed {
     /// The call was answered with this code, if it has one yet: the end of a stream
     /// is still to come.
     pub(super) fn answered(mut self, response: Response<Body>, code: Code) -> Response<Body> {
+        if self.left.load(Ordering::Relaxed) {
+            return response;
+        }
         self.method.answered(self.arrived.elapsed());
         self.note_reason(response.headers());
         if self.method.is_unary() || code != Code::Ok {
@@ -85,6 +101,41 @@ impl Drop for Observed {
     fn drop(&mut self) {
         self.method.ended(self.code.into());
         self.trace.end(self.code.into(), self.in_order);
+    }
+}
+
+/// A request, which ends before its time when the caller leaves.
+struct AskedBody {
+    body: Body,
+    left: Arc<AtomicBool>,
+}
+
+impl HttpBody for AskedBody {
+    type Data = <Body as HttpBody>::Data;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Self::Data>, Status>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        let whole = match &frame {
+            Some(frame) => frame.is_ok(),
+            // hyper ends a body that is reset with CANCEL like one that is whole.
+            None => self.body.is_end_stream(),
+        };
+        if !whole {
+            self.left.store(true, Ordering::Relaxed);
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 
