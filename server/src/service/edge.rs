@@ -12,7 +12,6 @@
 use std::{
     future::ready,
     pin::Pin,
-    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
@@ -133,7 +132,7 @@ where
                     Ok(observed.answered(answer, Code::ResourceExhausted)),
                 ));
             }
-            open => open.flatten().map(Arc::new),
+            open => open.flatten(),
         };
         request.extensions_mut().insert(caller);
         let token = self.settings.calls.token();
@@ -148,7 +147,7 @@ where
             tracing::debug!(?code, "answered");
             let response = observed.answered(response, code);
             Ok(match open {
-                Some(open) => response.map(|body| Body::new(OpenBody { body, open })),
+                Some(open) => response.map(|body| Body::new(OpenBody::new(body, open))),
                 None => response,
             })
         };

@@ -5,6 +5,8 @@
 //! call whose message does not come. The store's room is free again by then, or not taken
 //! yet: so a connection may have only so many calls open, whoever they wait for. KeepAlive
 //! streams are not among them: there are many on one connection, and each holds little.
+//! Answers are few on all connections together, too: when they are not, whoever has left
+//! the most of them unread is disconnected.
 //!
 //! When there is no place left, a connection that has nothing open makes room: first one
 //! that never had, once it has had a second to begin, then one that had nothing for a
@@ -14,7 +16,10 @@
 
 use std::{
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
     task::{Context, Poll},
     time::Duration,
 };
@@ -29,6 +34,10 @@ use tonic::{Status, body::Body};
 /// work comes to about as much.
 const MOST: usize = 2_000;
 
+/// Answers that may wait to be sent on all connections. With the most of labels that is
+/// some 200 MiB; a server that is busy and well has far less than a thousand.
+const MOST_ANSWERS: usize = 20_000;
+
 /// What a connection has for its first call when others wait.
 const BEGINNING: Duration = Duration::from_secs(1);
 
@@ -37,18 +46,26 @@ const PAUSE: Duration = Duration::from_secs(60);
 
 /// The connections of one port.
 #[derive(Default)]
-pub(super) struct Seats(Mutex<Vec<Weak<Seat>>>);
+pub(super) struct Seats {
+    seats: Mutex<Vec<Weak<Seat>>>,
+    /// Those that wait to be sent.
+    answers: AtomicUsize,
+    /// Whoever was disconnected last for them.
+    leaving: Mutex<Weak<Seat>>,
+}
 
 impl Seats {
     fn seats(&self) -> MutexGuard<'_, Vec<Weak<Seat>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.seats.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// For a new connection.
-    pub(super) fn seat(&self) -> Arc<Seat> {
+    pub(super) fn seat(self: &Arc<Self>) -> Arc<Seat> {
         let seat = Arc::new(Seat {
+            seats: Arc::clone(self),
             state: Mutex::new(State {
                 calls: 0,
+                answers: 0,
                 streams: 0,
                 was_used: false,
                 since: Instant::now(),
@@ -75,16 +92,40 @@ impl Seats {
         }
         longest.is_some()
     }
+
+    /// One more answer waits. Who has most of them goes when they are too many.
+    fn answer(&self) {
+        if self.answers.fetch_add(1, Ordering::Relaxed) < MOST_ANSWERS {
+            return;
+        }
+        let mut leaving = self.leaving.lock().unwrap_or_else(PoisonError::into_inner);
+        if leaving.strong_count() > 0 {
+            return;
+        }
+        let seats = self.seats();
+        let seats = seats.iter().filter_map(Weak::upgrade);
+        if let Some(most) = seats.max_by_key(|seat| seat.state().answers) {
+            tracing::warn!(
+                answers = most.state().answers,
+                "too many answers are not read: whoever has most of them is disconnected"
+            );
+            most.ended.cancel();
+            *leaving = Arc::downgrade(&most);
+        }
+    }
 }
 
 /// A connection, as its calls know it.
 pub(super) struct Seat {
+    seats: Arc<Seats>,
     state: Mutex<State>,
     ended: CancellationToken,
 }
 
 struct State {
+    /// Those whose answer waits to be sent are among them.
     calls: usize,
+    answers: usize,
     streams: usize,
     was_used: bool,
     /// When it came, or had its last call.
@@ -95,6 +136,7 @@ struct State {
 pub(super) struct Open {
     seat: Arc<Seat>,
     is_call: bool,
+    is_answer: bool,
 }
 
 impl Seat {
@@ -124,6 +166,7 @@ impl Seat {
         Open {
             seat,
             is_call: false,
+            is_answer: false,
         }
     }
 
@@ -139,13 +182,30 @@ impl Seat {
         Some(Open {
             seat,
             is_call: true,
+            is_answer: false,
         })
+    }
+}
+
+impl Open {
+    /// The answer is there, and waits to be sent.
+    fn answered(mut self) -> Self {
+        if self.is_call {
+            self.is_answer = true;
+            self.seat.state().answers += 1;
+            self.seat.seats.answer();
+        }
+        self
     }
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
         let mut state = self.seat.state();
+        if self.is_answer {
+            state.answers -= 1;
+            self.seat.seats.answers.fetch_sub(1, Ordering::Relaxed);
+        }
         if self.is_call {
             state.calls -= 1;
         } else {
@@ -158,8 +218,15 @@ impl Drop for Open {
 
 /// An answer, whose call is open until the last of it is sent.
 pub(super) struct OpenBody {
-    pub(super) body: Body,
-    pub(super) open: Arc<Open>,
+    body: Body,
+    open: Arc<Open>,
+}
+
+impl OpenBody {
+    pub(super) fn new(body: Body, open: Open) -> Self {
+        let open = Arc::new(open.answered());
+        Self { body, open }
+    }
 }
 
 /// Bytes that HTTP/2 keeps until the connection has taken them.

@@ -11,13 +11,16 @@ use fencepost_support::{
         kind::{DATA, HEADERS, SETTINGS, WINDOW_UPDATE},
         message,
     },
-    postgres::fresh_database,
+    postgres::{Database, fresh_database},
+    server::Client,
     wait::within,
 };
+use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use tokio::time::timeout;
 use tonic::Request;
 
 use crate::{
+    keep_alive::stage::{self, Stream},
     metrics::{scrape::Scrape, wait_for},
     usage::Usage,
     world::LONG,
@@ -41,11 +44,10 @@ fn gets(numbers: impl Iterator<Item = u32>) -> Vec<u8> {
         .collect()
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn answers_that_nobody_reads_are_few() {
-    let database = fresh_database().await;
+/// A server of which the store refuses none of them, and `fat`, which is held with as many
+/// labels as there may be.
+async fn fat(database: &Database) -> (Server, Client) {
     let server = Server::builder(&database.url())
-        // So that the store refuses none of them.
         .flag("--max-in-flight", "20000")
         .flag("--request-timeout", "1m")
         .ready()
@@ -54,6 +56,52 @@ async fn answers_that_nobody_reads_are_few() {
     let mut ask = request("fat", "holder", LONG);
     ask.labels = (0..15).map(|n| (n.to_string(), "x".repeat(250))).collect();
     send(&mut client, ask).await.unwrap();
+    (server, client)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_that_nobody_reads_are_few_on_all_connections_together() {
+    /// How many it takes to have too many.
+    const PEERS: u32 = 10;
+    let database = fresh_database().await;
+    let (server, mut client) = fat(&database).await;
+    let lock = granted(&mut client, "kept", "owner", Duration::from_secs(15)).await;
+    let mut kept = Stream::open(&mut client, stage::request(&lock)).await;
+    kept.next().await;
+    let answered = [("method", "Get"), ("code", "OK")];
+    let mut peers = Vec::new();
+    for n in 1..=PEERS {
+        let mut peer = Peer::greet(server.grpc(), &[(WINDOW, 0)]).await.unwrap();
+        peer.send(&gets(0..MOST)).await.unwrap();
+        wait_for(
+            &server,
+            "fencepost_rpcs_total",
+            &answered,
+            f64::from(n * MOST),
+        )
+        .await;
+        peers.push(peer);
+    }
+    // The one that is over the limit is not the one with the most.
+    let mut last = Peer::greet(server.grpc(), &[(WINDOW, 0)]).await.unwrap();
+    last.send(&gets(0..10)).await.unwrap();
+    let mut ends: FuturesUnordered<_> = peers.iter_mut().map(Peer::closed).collect();
+    timeout(Duration::from_secs(30), ends.next()).await.unwrap();
+    // And not for a ping that was not answered.
+    let told = server.logs().concat();
+    assert!(told.contains("too many answers are not read"), "{told}");
+    // With the honest one and the last, without the one that went.
+    let connections = f64::from(PEERS + 1 + 1 - 1);
+    wait_for(&server, "fencepost_connections", &[], connections).await;
+    // Others hear nothing of it.
+    kept.next().await;
+    get(&mut client, "fat").await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_that_nobody_reads_are_few() {
+    let database = fresh_database().await;
+    let (server, mut client) = fat(&database).await;
     let before = Usage::of(&server, &database).await;
 
     let mut peer = Peer::greet(server.grpc(), &[(WINDOW, 0)]).await.unwrap();
