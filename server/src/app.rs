@@ -140,11 +140,11 @@ impl Server {
         let http = http_listener
             .local_addr()
             .map_err(|error| AppError::Listen("--http-listen", config.http_listen, error))?;
-        let tracer = Tracer::start(config.traces.as_ref())?;
+        let metrics = Metrics::new(config.metrics_prefixes);
+        let tracer = Tracer::start(config.traces.as_ref(), &metrics.traces)?;
         // Last of what can fail for reasons of others: a private Postgres is to be stopped again.
         let database = Database::open(config.database, &config.store, Schema::Migrate).await?;
         let retention = config.store.purge_retention;
-        let metrics = Metrics::new(config.metrics_prefixes);
         let store = Store::new(&database.url, config.store, metrics.store.clone())?;
 
         let calls = TaskTracker::new();

@@ -9,7 +9,10 @@
 //! exported. Without either, a [`Trace`] is empty and costs nothing.
 //!
 //! Spans wait in a bounded queue, for a thread of its own; where a collector is away or
-//! slow they are dropped, and no call waits for it.
+//! slow they are dropped, and no call waits for it. Metrics tell how many were to go out,
+//! and how many did.
+
+mod counted;
 
 use std::{sync::Arc, time::Duration};
 
@@ -35,6 +38,9 @@ use opentelemetry_sdk::{
 use sha2::{Digest as _, Sha256};
 use tokio::task::spawn_blocking;
 
+use self::counted::Counted;
+use crate::metrics::TraceMetrics;
+
 /// How long one export may take.
 const EXPORT: Duration = Duration::from_secs(3);
 
@@ -59,7 +65,10 @@ pub(crate) struct Tracer(Option<(SdkTracerProvider, SdkTracer)>);
 
 impl Tracer {
     /// Starts to export. Connects when there is something to send.
-    pub(crate) fn start(config: Option<&TraceConfig>) -> Result<Self, ExporterBuildError> {
+    pub(crate) fn start(
+        config: Option<&TraceConfig>,
+        metrics: &TraceMetrics,
+    ) -> Result<Self, ExporterBuildError> {
         let Some(config) = config else {
             return Ok(Self(None));
         };
@@ -71,9 +80,16 @@ impl Tracer {
         let batches = BatchConfigBuilder::default()
             .with_scheduled_delay(DELAY)
             .build();
-        let processor = BatchSpanProcessor::builder(exporter)
-            .with_batch_config(batches)
-            .build();
+        let exporter = Counted {
+            inner: exporter,
+            spans: metrics.exported.clone(),
+        };
+        let processor = Counted {
+            inner: BatchSpanProcessor::builder(exporter)
+                .with_batch_config(batches)
+                .build(),
+            spans: metrics.ended.clone(),
+        };
         let resource = Resource::builder()
             .with_service_name("fencepostd")
             .with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")))

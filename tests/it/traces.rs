@@ -20,6 +20,7 @@ use self::collector::{Collector, attribute, is_call};
 use crate::{
     health,
     keep_alive::stage::{Stream, request, request_for},
+    metrics::{scrape::Scrape, wait_for},
     programs::{bare, cli, run},
     secrets::{assert_clean, marker},
     world::{LONG, SHORT},
@@ -92,6 +93,12 @@ async fn a_call_has_a_span_and_a_link_to_its_round() {
     assert_eq!(round.links[0].span_id, acquire.span_id);
     let names = attribute(&round, "fencepost.statements");
     assert_eq!(names.as_deref(), Some("acquire_all"));
+
+    let all = Scrape::of(&server)
+        .await
+        .value("fencepost_spans_total", &[]);
+    assert!(all >= 5.0, "{all}");
+    wait_for(&server, "fencepost_spans_exported_total", &[], all).await;
 
     let get = call("Get", "outcome", "held".to_owned()).await;
     assert_eq!(hex(&get.trace_id), TRACE);
@@ -244,6 +251,9 @@ async fn no_call_waits_for_a_collector() {
         }
         let took = begun.elapsed();
         assert!(took < Duration::from_secs(60), "{took:?}");
+        let scrape = Scrape::of(&server).await;
+        assert!(scrape.value("fencepost_spans_total", &[]) >= 3000.0);
+        assert_eq!(scrape.value("fencepost_spans_exported_total", &[]), 0.0);
         server.sigterm();
         let begun = Instant::now();
         assert!(server.wait_exit().await.success());

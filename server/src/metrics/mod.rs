@@ -21,6 +21,7 @@ mod rpcs;
 mod shed;
 mod store;
 mod tls;
+mod traces;
 
 use std::sync::Arc;
 
@@ -39,6 +40,7 @@ pub(crate) use self::{
         StoreMetrics, count,
     },
     tls::TlsMetrics,
+    traces::TraceMetrics,
 };
 
 /// All of it.
@@ -54,6 +56,7 @@ pub(crate) struct Metrics {
     pub(crate) streams: StreamMetrics,
     pub(crate) store: StoreMetrics,
     pub(crate) tls: TlsMetrics,
+    pub(crate) traces: TraceMetrics,
     /// To the port of clients.
     pub(crate) connections: Gauge,
     pub(crate) logs: LogMetrics,
@@ -83,6 +86,7 @@ impl Metrics {
             forgotten,
             streams: StreamMetrics::new(&mut registered, by_streams, &shed),
             tls: TlsMetrics::new(&mut registered),
+            traces: TraceMetrics::new(&mut registered),
             store: StoreMetrics::new(&mut registered, prefixes, shed),
             connections: registered.one(
                 "fencepost_connections",
