@@ -66,15 +66,15 @@ pub(crate) enum Command {
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
     /// Where gRPC is served.
-    #[arg(long, env = "FENCEPOST_LISTEN", default_value = "127.0.0.1:50051")]
+    #[arg(long, env = "FENCEPOST_LISTEN", default_value = "127.0.0.1:50051", value_parser = address)]
     pub(crate) listen: SocketAddr,
 
     /// Where /livez, /readyz and /metrics are served over HTTP.
-    #[arg(long, env = "FENCEPOST_HTTP_LISTEN", default_value = "127.0.0.1:50052")]
+    #[arg(long, env = "FENCEPOST_HTTP_LISTEN", default_value = "127.0.0.1:50052", value_parser = address)]
     pub(crate) http_listen: SocketAddr,
 
     /// A second gRPC port with the health service alone, always in the clear.
-    #[arg(long, env = "FENCEPOST_HEALTH_LISTEN")]
+    #[arg(long, env = "FENCEPOST_HEALTH_LISTEN", value_parser = address)]
     pub(crate) health_listen: Option<SocketAddr>,
 
     /// The shortest TTL that is granted.
@@ -243,6 +243,12 @@ pub(crate) struct DatabaseArgs {
     /// $XDG_STATE_HOME/fencepost].
     #[arg(long, env = "FENCEPOST_DATA_DIR", value_name = "DIR", global = true)]
     pub(crate) data_dir: Option<PathBuf>,
+}
+
+/// Where to listen. Names are not looked up.
+fn address(text: &str) -> Result<SocketAddr, &'static str> {
+    text.parse()
+        .map_err(|_| "an IP address and a port are wanted, such as 0.0.0.0:50051 or [::]:50051")
 }
 
 /// Takes URLs out of a message about bad usage: one that landed in the wrong

@@ -56,9 +56,13 @@ pub(crate) enum ConfigError {
     DatabaseUrl(#[from] BadDatabaseUrl),
     #[error("--database-url-file cannot be read")]
     DatabaseUrlFile(#[source] std::io::Error),
+    #[error("{0} is empty: leave it out, or name the database")]
+    EmptyDatabaseUrl(&'static str),
     #[error("--pgbouncer needs a database URL")]
     PgBouncer,
-    #[error("--data-dir is needed: neither XDG_STATE_HOME nor HOME is set")]
+    #[error(
+        "--database-url-file is needed, or --data-dir for a private Postgres: neither XDG_STATE_HOME nor HOME is set"
+    )]
     NoDataDir,
     #[error(transparent)]
     TlsFile(#[from] BadFile),
@@ -228,8 +232,12 @@ fn database_source(
     data_dir: Option<PathBuf>,
     environment: Environment,
 ) -> Result<DatabaseSource, ConfigError> {
-    let url = url.filter(|url| !url.is_empty());
+    // An empty one is a template without its value, and not passed over: locks would live
+    // in another database than was meant, and each replica in one of its own.
     if let Some(url) = url {
+        if url.is_empty() {
+            return Err(ConfigError::EmptyDatabaseUrl("--database-url"));
+        }
         return Ok(DatabaseSource::Url(url.parse()?));
     }
     if let Some(file) = file {
@@ -239,8 +247,10 @@ fn database_source(
     if let Some(dir) = data_dir {
         return Ok(DatabaseSource::Private(dir));
     }
-    if let Some(url) = environment.database_url.filter(|url| !url.is_empty()) {
-        // Not passed over: locks would live in another database than was meant.
+    if let Some(url) = environment.database_url {
+        if url.is_empty() {
+            return Err(ConfigError::EmptyDatabaseUrl("DATABASE_URL"));
+        }
         let url = url.into_string().map_err(|_| BadDatabaseUrl::Malformed)?;
         return Ok(DatabaseSource::Url(url.parse()?));
     }

@@ -8,11 +8,11 @@ use std::{
     time::Duration,
 };
 
-use tracing::{Level, Metadata};
+use tracing::{Level, Metadata, level_filters::LevelFilter};
 use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::{
     EnvFilter, Layer as _,
-    filter::{FilterExt as _, ParseError, filter_fn},
+    filter::{FilterExt as _, filter_fn},
     fmt::layer,
     layer::SubscriberExt as _,
     util::SubscriberInitExt as _,
@@ -27,9 +27,21 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-/// For the flag: takes what [`init`] can work with.
-pub(crate) fn check_filter(filter: &str) -> Result<String, ParseError> {
-    EnvFilter::try_new(filter).map(|_| filter.to_owned())
+/// For the flag: takes what [`init`] can work with. A word alone is a level, and not the
+/// module that the library takes it for: else a typo would silence the whole log.
+pub(crate) fn check_filter(filter: &str) -> Result<String, String> {
+    EnvFilter::try_new(filter).map_err(|error| error.to_string())?;
+    for directive in filter.split(',').map(str::trim) {
+        let level = directive
+            .rsplit_once('=')
+            .map_or(directive, |(_, level)| level);
+        if level.is_empty() || level.parse::<LevelFilter>().is_err() {
+            return Err(format!(
+                "{level:?} is no level: off, error, warn, info, debug or trace"
+            ));
+        }
+    }
+    Ok(filter.to_owned())
 }
 
 /// The target of the events of the audit log, which the other does not have.

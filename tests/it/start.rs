@@ -18,10 +18,15 @@ async fn bad_usage_is_64_and_names_the_flag() {
     for (arguments, named) in [
         (&["--nonsense"][..], "--nonsense"),
         (&["--listen", "nowhere"], "--listen"),
+        (&["--listen", "localhost:50051"], "an IP address"),
         (&["--min-ttl", "soon"], "--min-ttl"),
         (&["--database-pool-size", "0"], "--database-pool-size"),
         (&["--log-format", "xml"], "--log-format"),
         (&["--log", "info,fencepostd=loud=er"], "--log"),
+        // Modules, for the library: they would silence the log.
+        (&["--log", "inof"], "--log"),
+        (&["--log", "fencepostd="], "--log"),
+        (&["--log", ""], "--log"),
         (&["advance-tokens", "--at-least", "0"], "--at-least"),
         (&["advance-tokens", "--force"], "--at-least"),
         (&["serve"], "serve"),
@@ -55,6 +60,10 @@ async fn a_bad_configuration_is_78() {
         ("sslmode=verify-full&sslrootcert=/not/there", "sslrootcert"),
         ("sslmode=sometimes", "sslmode"),
         ("sslcert=/not/there", "sslkey"),
+        (
+            "connect_timeout=3&sslrotcert=/not/there",
+            "parameter number 2",
+        ),
     ] {
         let url = format!("postgres://u@127.0.0.1/locks?{parameters}");
         let line = expect_no_start(Server::builder(&url), CONFIGURATION).await;
@@ -182,7 +191,7 @@ async fn a_schema_of_another_role_is_78() {
 }
 
 #[tokio::test]
-async fn a_port_that_is_taken_is_78_and_named() {
+async fn a_port_that_is_taken_is_named_and_may_be_tried_again() {
     let database = fresh_database().await;
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
@@ -190,8 +199,26 @@ async fn a_port_that_is_taken_is_78_and_named() {
         Server::builder(&database.url()).listen(address),
         Server::builder(&database.url()).flag("--health-listen", &address.to_string()),
     ] {
-        let line = expect_no_start(builder, CONFIGURATION).await;
+        let line = expect_no_start(builder, UNAVAILABLE).await;
         assert!(line.contains(&address.to_string()), "{line}");
+    }
+}
+
+#[tokio::test]
+async fn an_empty_database_url_is_78_and_no_private_postgres() {
+    for (builder, named) in [
+        (Server::builder(""), "--database-url"),
+        (
+            Server::without_database().env("FENCEPOST_DATABASE_URL", ""),
+            "--database-url",
+        ),
+        (
+            Server::without_database().env("DATABASE_URL", ""),
+            "DATABASE_URL",
+        ),
+    ] {
+        let line = expect_no_start(builder, CONFIGURATION).await;
+        assert!(line.contains(&format!("{named} is empty")), "{line}");
     }
 }
 

@@ -23,6 +23,7 @@ use tonic_health::pb::{
 use self::stage::{Stage, options};
 use crate::programs::{bare, cli, expect_no_start, run};
 
+const UNAVAILABLE: i32 = 69;
 const CONFIGURATION: i32 = 78;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -215,9 +216,9 @@ async fn plaintext_for_other_machines_is_asked_for_by_name() {
     let line = expect_no_start(server(), CONFIGURATION).await;
     assert!(line.contains("--allow-plaintext"), "{line}");
     let asked = server().switch("--allow-plaintext");
-    let line = expect_no_start(asked, CONFIGURATION).await;
+    let line = expect_no_start(asked, UNAVAILABLE).await;
     assert!(line.contains("cannot listen on 192.0.2.1:1"), "{line}");
     let asked = server().env("FENCEPOST_ALLOW_PLAINTEXT", "true");
-    let line = expect_no_start(asked, CONFIGURATION).await;
+    let line = expect_no_start(asked, UNAVAILABLE).await;
     assert!(line.contains("cannot listen on 192.0.2.1:1"), "{line}");
 }

@@ -1,5 +1,7 @@
 //! Why the server ends, and the exit code that says so.
 
+use std::io::ErrorKind;
+
 use crate::{
     private_postgres::PrivatePostgresError,
     store::{self, AdvanceError, MigrateError},
@@ -40,6 +42,16 @@ impl AppError {
     /// sysexits(3), as the manual lists them.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
+            // An outgoing connection may have the port for a moment, and an address may
+            // come a moment after us.
+            Self::Listen(.., error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable
+                ) =>
+            {
+                UNAVAILABLE
+            }
             Self::DatabaseUrl(_) | Self::Listen(..) | Self::Traces(_) => CONFIGURATION,
             Self::PrivatePostgres(error) => match error {
                 PrivatePostgresError::NotInstalled
