@@ -171,6 +171,9 @@ async fn a_password_is_in_no_refusal_to_start() {
             &[78],
         ),
         (format!("postgres://u@{closed}/x?password={marker}"), &[69]),
+        (format!("postgres://u:a@{marker}@{closed}/x"), &[78]),
+        (format!("postgres://u:a@b/{marker}@{closed}/x"), &[78]),
+        (format!("postgres://u@{closed}/x?{marker}={marker}"), &[78]),
         (
             format!("postgres://u@{closed}/x?password={marker}&sslmode={marker}"),
             &[78],

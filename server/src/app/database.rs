@@ -27,10 +27,13 @@ impl Database {
         schema: Schema,
     ) -> Result<Self, AppError> {
         let database = match source {
-            DatabaseSource::Url(url) => Self { url, private: None },
+            DatabaseSource::Url(url) => {
+                tracing::info!(at = url.place(), "the database");
+                Self { url, private: None }
+            }
             DatabaseSource::Private(dir) => {
                 let postgres = PrivatePostgres::start(&dir).await?;
-                tracing::info!(url = postgres.url(), data_dir = %dir.display(), "private postgres ready");
+                tracing::info!(url = postgres.url(), data_dir = %dir.display(), "private postgres ready: no other server shares its locks");
                 Self {
                     url: postgres.url().parse()?,
                     private: Some(postgres),

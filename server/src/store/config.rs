@@ -150,6 +150,20 @@ impl DatabaseUrl {
         one
     }
 
+    /// Where it leads, for the log: hosts and ports, without names and passwords.
+    pub(crate) fn place(&self) -> String {
+        let places = self.hosts().into_iter().map(|host| {
+            let port = host.get_ports().first().copied().unwrap_or(5432);
+            match (host.get_hostaddrs(), host.get_hosts()) {
+                (_, [Host::Tcp(name)]) => format!("{name}:{port}"),
+                (_, [Host::Unix(folder)]) => folder.display().to_string(),
+                ([address], _) => format!("{address}:{port}"),
+                _ => String::new(),
+            }
+        });
+        places.collect::<Vec<_>>().join(",")
+    }
+
     pub(super) fn tls(&self) -> PostgresTls {
         self.tls.clone()
     }

@@ -15,6 +15,12 @@ pub enum BadUrl {
     /// The driver cannot read it.
     #[error("the database URL is malformed (expected postgresql://user@host:port/name)")]
     Malformed,
+    /// A parameter that neither we nor the driver know, counted from one.
+    #[error("the database URL: its parameter number {0} is not supported")]
+    Parameter(usize),
+    /// A host or a database with an `@`, which belongs to the password.
+    #[error("the database URL has one @ too many: in a password it is written %40")]
+    At,
     /// Nobody to connect to.
     #[error("the database URL names no host")]
     NoHost,
@@ -49,10 +55,38 @@ pub fn parse(url: &str) -> Result<(Config, PostgresTls), BadUrl> {
         return Err(BadUrl::NoHost);
     }
     let hosts = config.get_hosts();
+    let has_at = |host: &Host| matches!(host, Host::Tcp(name) if name.contains('@'));
+    if scheme(url.trim()).is_some()
+        && (hosts.iter().any(has_at) || config.get_dbname().is_some_and(|db| db.contains('@')))
+    {
+        return Err(BadUrl::At);
+    }
     let only_sockets = !hosts.is_empty() && hosts.iter().all(|host| matches!(host, Host::Unix(_)));
     let tls = ours.judge(only_sockets, &mut config)?;
     Ok((config, tls))
 }
+
+/// The parameters that the driver knows, without those of ours.
+const DRIVERS: [&str; 18] = [
+    "user",
+    "password",
+    "dbname",
+    "options",
+    "application_name",
+    "sslnegotiation",
+    "host",
+    "hostaddr",
+    "port",
+    "connect_timeout",
+    "tcp_user_timeout",
+    "keepalives",
+    "keepalives_idle",
+    "keepalives_interval",
+    "keepalives_retries",
+    "target_session_attrs",
+    "channel_binding",
+    "load_balance_hosts",
+];
 
 /// The parameters that are ours.
 #[derive(Debug, Default)]
@@ -116,13 +150,17 @@ impl Ours {
     }
 }
 
+/// What a URL begins with. None is a list of keywords.
+fn scheme(url: &str) -> Option<&'static str> {
+    ["postgres://", "postgresql://"]
+        .into_iter()
+        .find(|scheme| url.starts_with(scheme))
+}
+
 /// The URL without our parameters, and these.
 fn split(url: &str) -> Result<(String, Ours), BadUrl> {
     let mut ours = Ours::default();
-    let scheme = ["postgres://", "postgresql://"]
-        .iter()
-        .find(|scheme| url.starts_with(**scheme));
-    let rest = match scheme {
+    let rest = match scheme(url) {
         Some(scheme) => {
             // A password may hold a question mark, so the driver looks for the first
             // `@` first.
@@ -145,15 +183,20 @@ fn split(url: &str) -> Result<(String, Ours), BadUrl> {
 
 fn without_ours(query: &str, ours: &mut Ours) -> Result<String, BadUrl> {
     let mut rest = Vec::new();
-    for pair in query.split('&') {
+    for (at, pair) in query.split('&').enumerate() {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
         let decode = |text| {
             let text = percent_decode_str(text).decode_utf8();
             text.map_err(|_| BadUrl::Malformed)
         };
-        if !ours.takes(&decode(key)?, &decode(value)?) {
-            rest.push(pair);
+        let key = decode(key)?;
+        if ours.takes(&key, &decode(value)?) {
+            continue;
         }
+        if !key.is_empty() && !DRIVERS.contains(&key.as_ref()) {
+            return Err(BadUrl::Parameter(at + 1));
+        }
+        rest.push(pair);
     }
     Ok(rest.join("&"))
 }
@@ -162,11 +205,16 @@ fn without_ours(query: &str, ours: &mut Ours) -> Result<String, BadUrl> {
 fn keywords_without_ours(text: &str, ours: &mut Ours) -> Result<String, BadUrl> {
     let mut rest = String::new();
     let mut left = text.trim_start();
+    let mut at = 0;
     while !left.is_empty() {
+        at += 1;
         let (key, after) = left.split_once('=').ok_or(BadUrl::Malformed)?;
         let key = key.trim_end();
         let (value, after) = value(after.trim_start())?;
         if !ours.takes(key, &value) {
+            if !DRIVERS.contains(&key) {
+                return Err(BadUrl::Parameter(at));
+            }
             let quoted = value.replace('\\', "\\\\").replace('\'', "\\'");
             rest.push_str(&format!("{key}='{quoted}' "));
         }
@@ -227,6 +275,17 @@ mod tests {
     }
 
     #[test]
+    fn the_drivers_parameters_are_known_to_it() {
+        for key in DRIVERS {
+            let error = format!("{key}=''").parse::<Config>().err();
+            let said = error.map(|error| format!("{error:?}")).unwrap_or_default();
+            assert!(!said.contains("Unknown"), "{key}: {said}");
+        }
+        let unknown = "nonsense=''".parse::<Config>().unwrap_err();
+        assert!(format!("{unknown:?}").contains("Unknown"), "{unknown:?}");
+    }
+
+    #[test]
     fn modes_are_libpqs() {
         assert_eq!(mode("postgresql://h/d"), Ok(SslMode::Prefer));
         assert_eq!(
@@ -245,6 +304,15 @@ mod tests {
         assert_eq!(mode("host=h sslcert=/c"), Err(BadUrl::HalfAnIdentity));
         assert_eq!(mode("postgresql:///d?sslmode=disable"), Err(BadUrl::NoHost));
         assert_eq!(mode("host='h"), Err(BadUrl::Malformed));
+        assert_eq!(
+            mode("postgresql://u@h/d?connect_timeout=3&sslrotcert=/c"),
+            Err(BadUrl::Parameter(2))
+        );
+        assert_eq!(mode("host=h gssencmode=disable"), Err(BadUrl::Parameter(2)));
+        for url in ["postgresql://u:se@cret@h/d", "postgresql://u:se@c/ret@h/d"] {
+            assert_eq!(mode(url), Err(BadUrl::At), "{url}");
+        }
+        assert_eq!(mode("postgresql://u:se%40cret@h/d"), Ok(SslMode::Prefer));
         let missing = mode("postgresql://u:secret@h/d?sslmode=verify-full&sslrootcert=/not/there");
         assert_eq!(
             missing.unwrap_err().to_string(),
