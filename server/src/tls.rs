@@ -12,7 +12,7 @@
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    time::{Duration, UNIX_EPOCH},
 };
 
 use fencepost_tls::{BadFile, Facts, Looks, Pem, PemFile, Problem, identity, provider};
@@ -105,6 +105,9 @@ impl Tls {
                 let looked = self.looks.look(move || tls.look()).await;
                 match looked.unwrap_or(Err(HANGS)) {
                     Ok(changed) => {
+                        if said.is_some() && !changed {
+                            tracing::info!("the TLS files can be used again");
+                        }
                         (unusable, said) = (0, None);
                         metrics.unusable.set(0);
                         if changed {
@@ -151,7 +154,9 @@ impl Tls {
         let Facts { subject, ends, .. } = &used.certificate;
         let ends = ends.as_secs();
         metrics.expires.set(i64::try_from(ends).unwrap_or(i64::MAX));
-        tracing::info!(subject, ends, "new connections get this certificate");
+        let ends = UNIX_EPOCH + Duration::from_secs(ends);
+        let ends = humantime::format_rfc3339_seconds(ends);
+        tracing::info!(subject, %ends, "new connections get this certificate");
     }
 }
 

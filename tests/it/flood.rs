@@ -194,7 +194,9 @@ async fn connections_with_nothing_open_make_room() {
     println!("all were served {:?} after the flood", began.elapsed());
     let scrape = Scrape::of(&server).await;
     let open = scrape.value("fencepost_connections", &[]);
-    assert!((10.0..200.0).contains(&open), "{open}");
+    let limit = scrape.value("fencepost_connections_limit", &[]);
+    assert!((10.0..=limit).contains(&open), "{open} of {limit}");
+    assert!((16.0..200.0).contains(&limit), "{limit}");
     for _ in 0..3 {
         stream.try_next().await.unwrap();
     }

@@ -59,6 +59,7 @@ pub(crate) struct Metrics {
     pub(crate) traces: TraceMetrics,
     /// To the port of clients.
     pub(crate) connections: Gauge,
+    pub(crate) connections_limit: Gauge,
     pub(crate) logs: LogMetrics,
     pub(crate) ready: Gauge,
     registered: Arc<Registered>,
@@ -91,6 +92,11 @@ impl Metrics {
             connections: registered.one(
                 "fencepost_connections",
                 "Connections of clients that are open",
+                Gauge::default(),
+            ),
+            connections_limit: registered.one(
+                "fencepost_connections_limit",
+                "How many connections of clients may be open at one time",
                 Gauge::default(),
             ),
             logs: LogMetrics::new(&mut registered),

@@ -51,6 +51,7 @@ pub(super) fn room(reserved: usize) -> usize {
 
 pub(crate) struct Incoming {
     listener: TcpListener,
+    limit: usize,
     /// How long a connection may be silent later on.
     silence: Option<Duration>,
     rest: Option<Pin<Box<Sleep>>>,
@@ -70,6 +71,7 @@ impl Incoming {
     pub(crate) fn new(listener: TcpListener, room: usize) -> Self {
         Self {
             listener,
+            limit: room,
             silence: None,
             rest: None,
             room: PollSemaphore::new(Arc::new(Semaphore::new(room))),
@@ -110,7 +112,10 @@ impl Incoming {
                 ready!(patience.as_mut().poll(cx));
             }
             if !self.seats.make_room() && !std::mem::replace(&mut self.full, true) {
-                tracing::warn!("no room for more connections: new ones wait to be accepted");
+                tracing::warn!(
+                    limit = self.limit,
+                    "no room for more connections: new ones wait to be accepted"
+                );
             }
             self.patience = Some(Box::pin(tokio::time::sleep(REST)));
         }

@@ -82,8 +82,12 @@ pub(crate) async fn serve(
             tracing::error!(error = %Chain(&error), "there is no reflection");
         }
     }
-    let incoming =
-        Incoming::new(listener, room(config.reserved_handles)).counted(metrics.connections);
+    let room = room(config.reserved_handles);
+    metrics
+        .connections_limit
+        .set(room.try_into().unwrap_or(i64::MAX));
+    tracing::debug!(room, "connections of clients that may be open at one time");
+    let incoming = Incoming::new(listener, room).counted(metrics.connections);
     let closed = closing.clone().cancelled_owned();
     match config.tls {
         Some(tls) => {
