@@ -77,7 +77,7 @@ fn the_design_holds_when_a_dump_is_restored_after_a_failover() {
 }
 
 #[test]
-#[ignore = "minutes: larger worlds"]
+#[ignore = "a minute: make soak"]
 fn the_design_holds_in_larger_worlds() {
     for pasts in [
         &[Past::Dump, Past::Dump],
