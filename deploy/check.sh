@@ -88,10 +88,21 @@ template default fencepost helm/fencepost
 template all locks helm/fencepost -f helm/all.yaml
 template openshift fencepost helm/fencepost -f helm/openshift.yaml
 template alone fencepost helm/fencepost --set migrate=false,env.FENCEPOST_PGBOUNCER=true
-for bad in replicas=0 env.FENCEPOST_LISTEN=x env.OTHER=x drain.timeoutSeconds=3 databse.port=1; do
+for bad in replicas=0 env.FENCEPOST_LISTEN=x env.OTHER=x env.SSL_CERT=x env.FENCEPOST_LOG.a=x extraVolumes.a=x extraVolumeMounts.a=x \
+    drain.timeoutSeconds=3 databse.port=1; do
     ! "$HELM" template fencepost helm/fencepost --set "$bad" >/dev/null 2>&1 || die "the chart takes --set $bad"
 done
 say 'chart refuses bad values: ok'
+# notes WANTED ARGUMENT...: what an installation says, without a cluster.
+notes() {
+    wanted=$1
+    shift
+    "$HELM" install fencepost helm/fencepost --namespace locks --dry-run=client "$@" >"$tmp/notes" 2>&1 || true
+    grep -qx "$wanted" "$tmp/notes" || { sed -n '/^NOTES:/,$p' "$tmp/notes" >&2; die "the chart's notes do not say: $wanted"; }
+}
+notes 'Others: http://fencepost.locks:50051'
+notes 'Others: https://fencepost.locks:50051' --set tls.secretName=fencepost-tls
+say "chart's notes: ok"
 
 "$PYTHON" -B check.py "$tmp"
 # check.py has left the dashboard's expressions as rules.

@@ -111,6 +111,7 @@ def check_server(origin, resources):
             check(what, locked["readOnlyRootFilesystem"] and not locked["allowPrivilegeEscalation"]
                   and locked["capabilities"]["drop"] == ["ALL"], f"{container['name']} is not locked down")
             check(what, "memory" in container["resources"]["limits"], f"{container['name']} has no memory limit")
+            check_files(what, container, {v["name"] for v in pod.get("volumes", [])})
         check(what, pod["securityContext"]["runAsNonRoot"]
               and pod["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault", "pod securityContext")
         check(what, pod["automountServiceAccountToken"] is False, "mounts a token of the service account")
@@ -127,15 +128,12 @@ def check_server(origin, resources):
                                "readinessProbe": "fencepost.v1.LockService"}.items():
             check(what, container[probe]["grpc"] == {"port": 50053, "service": service}, probe)
         check(what, environment["FENCEPOST_HEALTH_LISTEN"].endswith(":50053"), "probes ask another port")
-        mounts = [m["mountPath"] + "/" for m in container["volumeMounts"]]
         files = [path for variable, path in environment.items() if variable.startswith("FENCEPOST_TLS_")]
         plain = environment["FENCEPOST_ALLOW_PLAINTEXT"] == "true"
         check(what, plain == (not files), "neither TLS nor plaintext, or both")
-        check(what, all(path.startswith(tuple(mounts)) for path in files), "a file of TLS is not on a volume")
         drain = seconds(environment["FENCEPOST_DRAIN_TIMEOUT"])
         check(what, pod["terminationGracePeriodSeconds"] >= drain + 5, "terminationGracePeriodSeconds below the drain")
-        url = environment["FENCEPOST_DATABASE_URL_FILE"]
-        check(what, url.startswith(tuple(mounts)), "the URL file is not on the volume")
+        check(what, "FENCEPOST_DATABASE_URL_FILE" in environment, "no URL file")
         ports = {p["name"] for p in container["ports"]}
         for service in of_kind["Service"]:
             check(f"{origin}: {name_of(service)}", selected(service["spec"]["selector"], labels), "selects no pod")
@@ -161,7 +159,32 @@ def check_server(origin, resources):
 
 
 def by_name(container):
-    return {e["name"]: e["value"] for e in container["env"]}
+    return {e["name"]: e["value"] for e in container.get("env", []) if "value" in e}
+
+
+def check_files(what, container, volumes):
+    """What is mounted is there, and every file that a variable names is on it."""
+    mounts = container.get("volumeMounts", [])
+    for mount in mounts:
+        check(what, mount["name"] in volumes, f"{container['name']} mounts no volume {mount['name']}")
+    paths = tuple(mount["mountPath"] + "/" for mount in mounts)
+    for variable, value in by_name(container).items():
+        check(what, not value.startswith("/") or value.startswith(paths),
+              f"{container['name']}: {variable} is {value}, on no volume")
+
+
+def check_env(resources):
+    """What the chart's env says is in server and migration, letter for letter."""
+    values = yaml.safe_load((HERE / "helm/all.yaml").read_text())["env"]
+    wanted = {name: value if isinstance(value, str) else str(value).lower() for name, value in values.items()}
+    check("helm/all.yaml has no large number and no fraction", {"1000000", "0.1"} <= set(wanted.values()))
+    for pod in (r["spec"]["template"]["spec"] for r in resources if r["kind"] == "Deployment"):
+        for container in pod["containers"] + pod["initContainers"]:
+            got = by_name(container)
+            for name in wanted:
+                check(f"helm-all: {container['name']}", got.get(name) == wanted[name],
+                      f"{name} is {got.get(name)}, not {wanted[name]}")
+    done("the chart's env comes as it is written")
 
 
 def of_the_database():
@@ -217,6 +240,8 @@ def check_manifests():
                 url = rule["annotations"]["runbook_url"]
                 check(rule["alert"], url.startswith("https://git.example/locks/deploy/README.md#"), f"the chart says {url}")
     done("the chart puts prometheusRule.runbookPrefix into every alert")
+
+    check_env(rendered["helm-all"])
 
     settings = of_the_database()
     for origin, resources in rendered.items():

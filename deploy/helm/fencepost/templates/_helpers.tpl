@@ -22,3 +22,8 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- define "fencepost.image" -}}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end -}}
+
+{{/* Of what is no string its JSON: a million from a file would be 1e+06 otherwise. */}}
+{{- define "fencepost.quoted" -}}
+{{ kindIs "string" . | ternary . (toJson .) | quote }}
+{{- end -}}
