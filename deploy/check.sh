@@ -71,7 +71,7 @@ quietly 'unit, by systemd-analyze verify' systemd-analyze verify "$tmp/fencepost
 quietly 'unit, exposure at most 1.5 of 10, by systemd-analyze security' \
     systemd-analyze security --no-pager --offline=true --threshold=15 "$tmp/fencepostd.service"
 
-for overlay in base tls monitoring example; do
+for overlay in base monitoring example example-tls; do
     "$KUBECTL" kustomize "kubernetes/$overlay" >"$tmp/kustomize-$overlay.yaml" || die "kustomize $overlay: FAILED"
 done
 # What it finds in the caller's home is no business of ours.

@@ -21,10 +21,25 @@ def name_of(resource):
     return f"{resource['kind']}/{resource['metadata']['name']}"
 
 
-# The operator's resources have no schema in any package: this much of them is checked.
+# Custom resources have no schema in any package: this much of them is checked.
 STRINGS = {"type": "object", "additionalProperties": {"type": "string"}}
-OPERATOR = {
+CUSTOM = {
+    "Certificate": {
+        "apiVersion": "cert-manager.io/v1",
+        "type": "object",
+        "required": ["secretName", "usages", "issuerRef"],
+        "additionalProperties": False,
+        "properties": {
+            **{k: {"type": "string"} for k in ("secretName", "commonName")},
+            **{k: {"type": "string", "pattern": "^[0-9]+h$"} for k in ("duration", "renewBefore")},
+            "privateKey": STRINGS,
+            "issuerRef": STRINGS,
+            **{k: {"type": "array", "minItems": 1, "items": {"type": "string"}} for k in ("usages", "dnsNames")},
+        },
+        "anyOf": [{"required": ["commonName"]}, {"required": ["dnsNames"]}],
+    },
     "ServiceMonitor": {
+        "apiVersion": "monitoring.coreos.com/v1",
         "type": "object",
         "required": ["selector", "endpoints"],
         "additionalProperties": False,
@@ -43,6 +58,7 @@ OPERATOR = {
         },
     },
     "PrometheusRule": {
+        "apiVersion": "monitoring.coreos.com/v1",
         "type": "object",
         "required": ["groups"],
         "additionalProperties": False,
@@ -81,10 +97,9 @@ OPERATOR = {
 
 def validate(origin, resource):
     what = f"{origin}: {name_of(resource)}"
-    own = OPERATOR.get(resource["kind"])
+    own = CUSTOM.get(resource["kind"])
     if own:
-        ok = resource["apiVersion"] == "monitoring.coreos.com/v1"
-        check(what, ok, f"apiVersion {resource['apiVersion']}")
+        check(what, resource["apiVersion"] == own["apiVersion"], f"apiVersion {resource['apiVersion']}")
         for error in jsonschema.Draft202012Validator(own).iter_errors(resource["spec"]):
             check(what, False, f"{error.json_path}: {error.message}")
         return
@@ -158,6 +173,49 @@ def check_server(origin, resources):
                 for service in services for endpoint in monitor["spec"]["endpoints"]), "a port that is not there")
 
 
+def check_clients(origin, resources):
+    """Whoever has an endpoint is let in by the network policy, and connects as the server serves."""
+    pods = [(name_of(r), r["spec"]["template"]) for r in resources if r["kind"] == "Deployment"]
+    servers = [pod["spec"] for name, pod in pods if name == "Deployment/fencepost"]
+    certificates = {r["spec"]["secretName"]: r["spec"] for r in resources if r["kind"] == "Certificate"}
+    let_in = [rule["from"][0]["podSelector"]["matchLabels"] for r in resources if r["kind"] == "NetworkPolicy"
+              for rule in r["spec"]["ingress"] if "podSelector" in rule["from"][0]]
+    clients = [(name, pod, container) for name, pod in pods
+               for container in pod["spec"]["containers"] + pod["spec"].get("initContainers", [])
+               if "FENCEPOST_ENDPOINT" in by_name(container)]
+    for name, pod, container in clients:
+        what = f"{origin}: {name}"
+        check(what, any(selected(labels, pod["metadata"]["labels"]) for labels in let_in), "no network policy lets it in")
+        says = by_name(container)
+        scheme, host = re.match(r"(https?)://([^:]+)", says["FENCEPOST_ENDPOINT"]).groups()
+        check(what, f"Service/{host}" in map(name_of, resources), f"there is no Service {host}")
+        shown = secret_of(pod["spec"], container, says.get("FENCEPOST_TLS_CERT"))
+        for server in servers:
+            serves = by_name(server["containers"][0])
+            served = secret_of(server, server["containers"][0], serves.get("FENCEPOST_TLS_CERT"))
+            check(what, scheme == ("https" if served else "http"), f"{scheme} to a server whose certificate is {served}")
+            if served:
+                check(what, host in certificates[served]["dnsNames"], f"the server's certificate is not for {host}")
+                check(what, "server auth" in certificates[served]["usages"], f"{served} is no server's")
+                check(what, shown in certificates and "client auth" in certificates[shown]["usages"], "no certificate")
+                check(what, {"FENCEPOST_TLS_CA", "FENCEPOST_TLS_KEY"} <= says.keys(), "no authority, or no key")
+    return len(clients)
+
+
+def secret_of(pod, container, path):
+    """The Secret that a file is of."""
+    secrets = {v["name"]: v["secret"]["secretName"] for v in pod.get("volumes", []) if "secret" in v}
+    return next((secrets[m["name"]] for m in container["volumeMounts"]
+                 if path and path.startswith(m["mountPath"] + "/")), None)
+
+
+def check_snippets():
+    for path in (ROOT / "README.md", HERE / "README.md"):
+        for block in re.findall(r"^```yaml\n(.*?)^```", path.read_text(), re.M | re.S):
+            check(path.relative_to(ROOT), "FENCEPOST_ENDPOINT" not in block or 'fencepost-client: "true"' in block,
+                  "a client's pod has no label that the network policy lets in")
+
+
 def by_name(container):
     return {e["name"]: e["value"] for e in container.get("env", []) if "value" in e}
 
@@ -218,14 +276,19 @@ def check_manifests():
         check(origin, resources, "is empty")
         for resource in resources:
             validate(origin, resource)
-            own |= {resource["kind"]} & OPERATOR.keys()
+            own |= {resource["kind"]} & CUSTOM.keys()
     done(f"{sum(map(len, rendered.values()))} manifests, by the strict schemas of Kubernetes {' and '.join(KUBERNETES)}")
-    print(f"deploy-check: no schema of the operator's is to be had: of {', '.join(sorted(own))} the structure alone"
-          " is checked, by our own")
+    print(f"deploy-check: no schema of custom resources is to be had: of {', '.join(sorted(own))} the structure"
+          " alone is checked, by our own")
 
     for origin, resources in rendered.items():
         check_server(origin, resources)
     done("pods are locked down; probes, ports and selectors meet")
+
+    counted = {origin: check_clients(origin, resources) for origin, resources in rendered.items()}
+    check("no client is rendered, with TLS and without", counted["kustomize-example"] and counted["kustomize-example-tls"])
+    check_snippets()
+    done("clients are let in, and speak TLS where the server does")
 
     for server in (r for r in rendered["helm-openshift"] if r["kind"] == "Deployment"):
         pod = server["spec"]["template"]["spec"]
