@@ -141,6 +141,19 @@ def check_alerts():
     done(f"{len(alerts)} alerts: metrics, labels, tests, runbook")
 
 
+def check_log_lines():
+    """What the docs say that the log says, it says: words in code after `log`, `logs` or `logged`."""
+    sources = re.sub(r"\\\n\s*|^\s*//.*", "", read_sources("server/src"), flags=re.M)
+    quoted = 0
+    for path in [ROOT / "README.md", *sorted(HERE.rglob("README.md")), *sorted(HERE.rglob("*.rules.yaml"))]:
+        text = " ".join(re.sub(r"^```.*?^```", "", path.read_text(), flags=re.M | re.S).split())
+        for line in re.findall(r"\b[Ll]og(?:s|ged)?\b[^`]*`([A-Za-z][\w']*(?: [\w']+)+)`", text):
+            quoted += 1
+            check(path.relative_to(ROOT), line in sources, f"the server logs no `{line}`")
+    check("no quoted lines of the log are found", quoted > 7)
+    done(f"{quoted} lines of the log are the server's")
+
+
 def check_dashboard():
     series = metrics()
     board = json.loads((HERE / "grafana/fencepost.json").read_text())
@@ -167,4 +180,5 @@ check_settings()
 check_manifests()
 check_metrics()
 check_alerts()
+check_log_lines()
 check_dashboard()
