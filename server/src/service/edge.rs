@@ -12,6 +12,7 @@
 use std::{
     future::ready,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
@@ -119,9 +120,9 @@ where
         let observed = Observed::new(method, now, trace.clone());
         let open = seat.map(|seat| {
             if method.is_bounded() {
-                seat.call()
+                seat.call(request.headers())
             } else {
-                Some(seat.stream())
+                Some(seat.stream(request.headers()))
             }
         });
         let open = match open {
@@ -132,11 +133,11 @@ where
                     Ok(observed.answered(answer, Code::ResourceExhausted)),
                 ));
             }
-            open => open.flatten(),
+            open => open.flatten().map(Arc::new),
         };
         request.extensions_mut().insert(caller);
         let token = self.settings.calls.token();
-        let answer = self.inner.call(observed.asked(request));
+        let answer = self.inner.call(observed.asked(request, open.clone()));
         let call = async move {
             let response = match tokio::time::timeout_at(deadline, answer).await {
                 Ok(answer) => rewrite(answer?),

@@ -21,6 +21,7 @@ use tokio::time::Instant;
 use tonic::{Code, Status, body::Body};
 use tonic_types::StatusExt as _;
 
+use super::seat::Open;
 use crate::{
     metrics::{RpcMethod, RpcMetrics},
     trace::Trace,
@@ -60,9 +61,9 @@ impl Observed {
     }
 
     /// Watches what the caller sends.
-    pub(super) fn asked(&self, request: Request<Body>) -> Request<Body> {
+    pub(super) fn asked(&self, request: Request<Body>, open: Option<Arc<Open>>) -> Request<Body> {
         let left = Arc::clone(&self.left);
-        request.map(|body| Body::new(AskedBody { body, left }))
+        request.map(|body| Body::new(AskedBody { body, left, open }))
     }
 
     /// Notes why a call failed, which these headers or trailers say.
@@ -108,6 +109,7 @@ impl Drop for Observed {
 struct AskedBody {
     body: Body,
     left: Arc<AtomicBool>,
+    open: Option<Arc<Open>>,
 }
 
 impl HttpBody for AskedBody {
@@ -119,13 +121,19 @@ impl HttpBody for AskedBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Self::Data>, Status>>> {
         let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
-        let whole = match &frame {
-            Some(frame) => frame.is_ok(),
+        match &frame {
+            Some(Ok(part)) => {
+                if let (Some(open), Some(data)) = (&self.open, part.data_ref()) {
+                    open.waits(data.len());
+                }
+            }
             // hyper ends a body that is reset with CANCEL like one that is whole.
-            None => self.body.is_end_stream(),
-        };
-        if !whole {
-            self.left.store(true, Ordering::Relaxed);
+            None if self.body.is_end_stream() => {
+                if let Some(open) = self.open.take() {
+                    open.heard();
+                }
+            }
+            Some(Err(_)) | None => self.left.store(true, Ordering::Relaxed),
         }
         Poll::Ready(frame)
     }

@@ -5,8 +5,10 @@
 //! call whose message does not come. The store's room is free again by then, or not taken
 //! yet: so a connection may have only so many calls open, whoever they wait for. KeepAlive
 //! streams are not among them: there are many on one connection, and each holds little.
-//! Answers are few on all connections together, too: when they are not, whoever has left
-//! the most of them unread is disconnected.
+//!
+//! What waits for its caller is bounded on all connections together, too: headers and parts
+//! of messages until the rest comes, those of KeepAlive included, and answers until they are
+//! sent. When it is too much, whoever lets the most of it wait is disconnected.
 //!
 //! When there is no place left, a connection that has nothing open makes room: first one
 //! that never had, once it has had a second to begin, then one that had nothing for a
@@ -25,6 +27,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use http::HeaderMap;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -34,9 +37,17 @@ use tonic::{Status, body::Body};
 /// work comes to about as much.
 const MOST: usize = 2_000;
 
-/// Answers that may wait to be sent on all connections. With the most of labels that is
-/// some 200 MiB; a server that is busy and well has far less than a thousand.
-const MOST_ANSWERS: usize = 20_000;
+/// Bytes that may wait for callers on all connections. A server that is busy and well has
+/// some hundred calls that are being read or sent, and fifty thousand streams that open at
+/// once have less than half of it in headers.
+const MOST_WAITING: usize = 160 * 1024 * 1024;
+
+/// What an answer counts: the largest, which has as many labels as there may be, with what
+/// HTTP/2 keeps of its stream.
+const ANSWER: usize = 8 * 1024;
+
+/// What HTTP/2 keeps of a stream, beside its headers.
+const STREAM: usize = 1024;
 
 /// What a connection has for its first call when others wait.
 const BEGINNING: Duration = Duration::from_secs(1);
@@ -48,8 +59,8 @@ const PAUSE: Duration = Duration::from_secs(60);
 #[derive(Default)]
 pub(super) struct Seats {
     seats: Mutex<Vec<Weak<Seat>>>,
-    /// Those that wait to be sent.
-    answers: AtomicUsize,
+    /// Bytes that wait for callers.
+    waiting: AtomicUsize,
     /// Whoever was disconnected last for them.
     leaving: Mutex<Weak<Seat>>,
 }
@@ -65,11 +76,11 @@ impl Seats {
             seats: Arc::clone(self),
             state: Mutex::new(State {
                 calls: 0,
-                answers: 0,
                 streams: 0,
                 was_used: false,
                 since: Instant::now(),
             }),
+            waiting: AtomicUsize::new(0),
             ended: CancellationToken::new(),
         });
         let mut seats = self.seats();
@@ -93,9 +104,9 @@ impl Seats {
         longest.is_some()
     }
 
-    /// One more answer waits. Who has most of them goes when they are too many.
-    fn answer(&self) {
-        if self.answers.fetch_add(1, Ordering::Relaxed) < MOST_ANSWERS {
+    /// So much more waits. Who lets the most wait goes when it is too much.
+    fn wait(&self, bytes: usize) {
+        if self.waiting.fetch_add(bytes, Ordering::Relaxed) < MOST_WAITING {
             return;
         }
         let mut leaving = self.leaving.lock().unwrap_or_else(PoisonError::into_inner);
@@ -104,10 +115,10 @@ impl Seats {
         }
         let seats = self.seats();
         let seats = seats.iter().filter_map(Weak::upgrade);
-        if let Some(most) = seats.max_by_key(|seat| seat.state().answers) {
+        if let Some(most) = seats.max_by_key(|seat| seat.waiting.load(Ordering::Relaxed)) {
             tracing::warn!(
-                answers = most.state().answers,
-                "too many answers are not read: whoever has most of them is disconnected"
+                bytes = most.waiting.load(Ordering::Relaxed),
+                "too much waits for callers that do not read or do not go on: whoever has most of it is disconnected"
             );
             most.ended.cancel();
             *leaving = Arc::downgrade(&most);
@@ -119,13 +130,13 @@ impl Seats {
 pub(super) struct Seat {
     seats: Arc<Seats>,
     state: Mutex<State>,
+    /// Bytes that wait for it.
+    waiting: AtomicUsize,
     ended: CancellationToken,
 }
 
 struct State {
-    /// Those whose answer waits to be sent are among them.
     calls: usize,
-    answers: usize,
     streams: usize,
     was_used: bool,
     /// When it came, or had its last call.
@@ -136,7 +147,8 @@ struct State {
 pub(super) struct Open {
     seat: Arc<Seat>,
     is_call: bool,
-    is_answer: bool,
+    /// Bytes of it that wait for its caller.
+    waiting: AtomicUsize,
 }
 
 impl Seat {
@@ -160,52 +172,56 @@ impl Seat {
     }
 
     /// Opens a stream.
-    pub(super) fn stream(self: &Arc<Self>) -> Open {
+    pub(super) fn stream(self: &Arc<Self>, headers: &HeaderMap) -> Open {
         self.state().streams += 1;
-        let seat = Arc::clone(self);
-        Open {
-            seat,
-            is_call: false,
-            is_answer: false,
-        }
+        Open::new(self, false, headers)
     }
 
     /// Opens a call. None when there are too many.
-    pub(super) fn call(self: &Arc<Self>) -> Option<Open> {
+    pub(super) fn call(self: &Arc<Self>, headers: &HeaderMap) -> Option<Open> {
         let mut state = self.state();
         if state.calls >= MOST {
             return None;
         }
         state.calls += 1;
         drop(state);
-        let seat = Arc::clone(self);
-        Some(Open {
-            seat,
-            is_call: true,
-            is_answer: false,
-        })
+        Some(Open::new(self, true, headers))
     }
 }
 
 impl Open {
-    /// The answer is there, and waits to be sent.
-    fn answered(mut self) -> Self {
-        if self.is_call {
-            self.is_answer = true;
-            self.seat.state().answers += 1;
-            self.seat.seats.answer();
-        }
-        self
+    fn new(seat: &Arc<Seat>, is_call: bool, headers: &HeaderMap) -> Self {
+        let open = Self {
+            seat: Arc::clone(seat),
+            is_call,
+            waiting: AtomicUsize::new(0),
+        };
+        let headers = headers
+            .iter()
+            .map(|(name, value)| name.as_str().len() + value.len());
+        open.waits(STREAM + headers.sum::<usize>());
+        open
+    }
+
+    /// So much has come, and waits for the rest.
+    pub(super) fn waits(&self, bytes: usize) {
+        self.waiting.fetch_add(bytes, Ordering::Relaxed);
+        self.seat.waiting.fetch_add(bytes, Ordering::Relaxed);
+        self.seat.seats.wait(bytes);
+    }
+
+    /// The request is whole: it waits for its caller no longer.
+    pub(super) fn heard(&self) {
+        let bytes = self.waiting.swap(0, Ordering::Relaxed);
+        self.seat.waiting.fetch_sub(bytes, Ordering::Relaxed);
+        self.seat.seats.waiting.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
+        self.heard();
         let mut state = self.seat.state();
-        if self.is_answer {
-            state.answers -= 1;
-            self.seat.seats.answers.fetch_sub(1, Ordering::Relaxed);
-        }
         if self.is_call {
             state.calls -= 1;
         } else {
@@ -223,8 +239,12 @@ pub(super) struct OpenBody {
 }
 
 impl OpenBody {
-    pub(super) fn new(body: Body, open: Open) -> Self {
-        let open = Arc::new(open.answered());
+    pub(super) fn new(body: Body, open: Arc<Open>) -> Self {
+        open.heard();
+        // Of a stream, there are small messages now and then.
+        if open.is_call {
+            open.waits(ANSWER);
+        }
         Self { body, open }
     }
 }
@@ -264,5 +284,45 @@ impl HttpBody for OpenBody {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, atomic::Ordering};
+
+    use http::{HeaderMap, HeaderValue};
+
+    use super::{MOST_WAITING, Open, Seats};
+
+    #[test]
+    fn whoever_lets_the_most_wait_goes_when_it_is_too_much() {
+        let seats = Arc::new(Seats::default());
+        let [few, many] = [seats.seat(), seats.seat()];
+        let mut headers = HeaderMap::new();
+        headers.insert(
+            "authorization",
+            HeaderValue::from_str(&"x".repeat(7_000)).unwrap(),
+        );
+        let few_open: Vec<_> = (0..10).map(|_| few.stream(&headers)).collect();
+        let mut open: Vec<Open> = Vec::new();
+        while seats.waiting.load(Ordering::Relaxed) < MOST_WAITING {
+            assert!(!many.ended().is_cancelled());
+            open.push(many.stream(&headers));
+        }
+        // Whose it is that is too much does not matter.
+        few_open[0].waits(1);
+        assert!(many.ended().is_cancelled());
+        assert!(!few.ended().is_cancelled());
+        // Until it is gone nobody else has to go.
+        few_open[0].waits(1);
+        assert!(!few.ended().is_cancelled());
+
+        for open in &open {
+            open.heard();
+        }
+        drop((open, few_open));
+        assert_eq!(seats.waiting.load(Ordering::Relaxed), 0);
+        assert_eq!(many.waiting.load(Ordering::Relaxed), 0);
     }
 }
