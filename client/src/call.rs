@@ -2,7 +2,8 @@
 //!
 //! A call has a time budget. Attempts go to the endpoints in turn, the one that
 //! answered last first; when each has failed once there is a pause, and the
-//! round begins again. An attempt gets its share of what is left of the budget,
+//! round begins again. When the budget is used up, the most telling of their last
+//! failures is that of the call. An attempt gets its share of what is left of the budget,
 //! so that a server that hangs does not use up the others' time. Only errors
 //! that are transient are tried again, with the very same message.
 
@@ -16,7 +17,7 @@ use std::{
 
 use fencepost_proto::v1::lock_service_client::LockServiceClient;
 use fencepost_tls::ClientTls;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, error::Elapsed, sleep, timeout};
 use tonic::{
     Request, Response, Status, Streaming, metadata::AsciiMetadataValue, transport::Channel,
 };
@@ -25,8 +26,10 @@ use tonic_types::StatusExt as _;
 use crate::{
     Error,
     clock::Moment,
-    decode::{decode, never_sent},
+    connect::Trouble,
+    decode::{Origin, decode, never_sent, origin, timed_out},
     endpoints::Address,
+    failures::Failures,
 };
 
 pub(crate) type Stub = LockServiceClient<Channel>;
@@ -97,7 +100,6 @@ impl From<Failure> for Error {
 /// The servers, and which of them answered last.
 #[derive(Debug)]
 pub(crate) struct Servers {
-    names: Vec<String>,
     channels: Vec<Line>,
     /// Connections for streams alone: enough calls that are cancelled at once
     /// kill the connection they are on.
@@ -117,17 +119,20 @@ struct Line {
     address: Address,
     connect_timeout: Duration,
     tls: Option<Arc<ClientTls>>,
+    trouble: Trouble,
     /// With how many there were before.
     channel: Mutex<(u64, Channel)>,
 }
 
 impl Line {
     fn new(address: Address, connect_timeout: Duration, tls: Option<&Arc<ClientTls>>) -> Self {
-        let channel = address.connect_lazy(connect_timeout, tls);
+        let trouble = Trouble::default();
+        let channel = address.connect_lazy(connect_timeout, tls, &trouble);
         Self {
             address,
             connect_timeout,
             tls: tls.cloned(),
+            trouble,
             channel: Mutex::new((0, channel)),
         }
     }
@@ -141,10 +146,31 @@ impl Line {
     fn timed_out(&self, number: u64, limit: Duration) {
         let mut channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
         if limit >= LONG && channel.0 == number {
-            let anew = self
-                .address
-                .connect_lazy(self.connect_timeout, self.tls.as_ref());
+            let (limit, tls) = (self.connect_timeout, self.tls.as_ref());
+            let anew = self.address.connect_lazy(limit, tls, &self.trouble);
             *channel = (number + 1, anew);
+        }
+    }
+
+    /// What the failure of a call means that went this way; of one without an answer it
+    /// is told whose.
+    fn error(&self, status: Option<&Status>) -> Error {
+        let Some(status) = status else {
+            return Error::TimedOut;
+        };
+        match decode(status) {
+            Error::Unavailable { detail } if origin(status) == Origin::Connection => {
+                let name = &self.address.name;
+                let detail = if never_sent(status) {
+                    format!("no connection to {name}: {detail}")
+                } else if let Some(trouble) = self.trouble.last() {
+                    format!("no connection to {name}: {trouble}")
+                } else {
+                    format!("no answer from {name}: {detail}")
+                };
+                Error::Unavailable { detail }
+            }
+            error => error,
         }
     }
 }
@@ -165,10 +191,6 @@ impl Servers {
             })
         };
         Self {
-            names: addresses
-                .iter()
-                .map(|address| address.name.clone())
-                .collect(),
             channels: addresses.iter().cloned().map(line).collect(),
             streams: addresses.iter().map(for_streams).collect(),
             preferred: AtomicUsize::new(0),
@@ -186,43 +208,36 @@ impl Servers {
     ) -> Result<Opened<A>, Error> {
         let deadline = Instant::now() + budget.time;
         let first = self.preferred_for_streams.load(Ordering::Relaxed);
-        let mut last = Error::TimedOut;
+        let mut failures = Failures::of(self.channels.len());
         for attempt in 0..self.channels.len() {
             let index = (first + attempt) % self.channels.len();
             let limit = share(deadline, self.channels.len() - attempt);
             let asked = Moment::now();
-            let channel = self.streams[index].get();
+            let line = &self.streams[index];
+            let channel = line.get();
             let stub = Stub::new(channel.1);
-            match timeout(limit, method(stub, budget.request(message.clone()))).await {
-                Ok(Ok(response)) => {
+            let request = budget.request(message.clone());
+            let status = match in_time(timeout(limit, method(stub, request)).await) {
+                Ok(response) => {
                     return Ok(Opened {
                         messages: response.into_inner(),
                         asked,
                         server: index,
                     });
                 }
-                Ok(Err(status)) => last = self.error(index, &status),
-                Err(_elapsed) => {
-                    self.streams[index].timed_out(channel.0, limit);
-                    last = Error::TimedOut;
-                }
+                Err(status) => status,
+            };
+            if status.is_none() {
+                line.timed_out(channel.0, limit);
             }
             self.stream_failed(index);
-            if !last.is_transient() && !is_of_one_server(&last) {
-                break;
+            let error = line.error(status.as_ref());
+            if is_final(&error) {
+                return Err(error);
             }
+            failures.failed(index, status.as_ref(), error);
         }
-        Err(last)
-    }
-
-    /// What a status of this server means. A server that is not there has a name.
-    fn error(&self, server: usize, status: &Status) -> Error {
-        match decode(status) {
-            Error::Unavailable { detail } if never_sent(status) => Error::Unavailable {
-                detail: format!("no connection to {}: {detail}", self.names[server]),
-            },
-            error => error,
-        }
+        Err(failures.most_telling())
     }
 
     /// The next stream begins elsewhere: a server may take one, and not be able
@@ -248,6 +263,7 @@ impl Servers {
     ) -> Result<Answer<A>, Failure> {
         let deadline = Instant::now() + budget.time;
         let first = self.preferred.load(Ordering::Relaxed);
+        let mut failures = Failures::of(self.channels.len());
         let mut maybe_done_before = false;
         let mut attempt = 0;
         // How many of this round.
@@ -260,7 +276,7 @@ impl Servers {
             // A timer is late by up to a tick, and an answer may be faster.
             if limit.is_zero() {
                 return Err(Failure {
-                    error: Error::TimedOut,
+                    error: failures.most_telling(),
                     maybe_done_before,
                 });
             }
@@ -268,47 +284,64 @@ impl Servers {
             request.set_timeout(limit);
 
             let sent = Moment::now();
-            let channel = self.channels[index].get();
+            let line = &self.channels[index];
+            let channel = line.get();
             let stub = Stub::new(channel.1);
-            let outcome = timeout(limit, method(stub, request)).await;
-            let (error, was_sent, wish) = match outcome {
-                Ok(Ok(response)) => {
+            let status = match in_time(timeout(limit, method(stub, request)).await) {
+                Ok(response) => {
                     self.preferred.store(index, Ordering::Relaxed);
                     return Ok(Answer {
                         message: response.into_inner(),
                         sent,
                     });
                 }
-                Ok(Err(status)) => (
-                    self.error(index, &status),
-                    !never_sent(&status),
-                    wish(&status),
-                ),
-                Err(_elapsed) => {
-                    self.channels[index].timed_out(channel.0, limit);
-                    (Error::TimedOut, true, None)
-                }
+                Err(status) => status,
             };
+            if status.is_none() {
+                line.timed_out(channel.0, limit);
+            }
+            let status = status.as_ref();
+            let error = line.error(status);
 
             attempt += 1;
-            let pause = pause_after(attempt, self.channels.len(), wish);
+            let pause = pause_after(attempt, self.channels.len(), status.and_then(wish));
             let over = deadline.saturating_duration_since(Instant::now()) <= pause;
             rejections += usize::from(is_of_one_server(&error));
             let rejected_by_all = rejections == self.channels.len();
-            let goes_on = error.is_transient() || (is_of_one_server(&error) && !rejected_by_all);
-            if over || !goes_on {
+            if is_final(&error) || rejected_by_all {
                 return Err(Failure {
                     error,
                     maybe_done_before,
                 });
             }
-            maybe_done_before |= was_sent;
+            failures.failed(index, status, error);
+            if over {
+                return Err(Failure {
+                    error: failures.most_telling(),
+                    maybe_done_before,
+                });
+            }
+            maybe_done_before |= !status.is_some_and(never_sent);
             if untried == 1 {
                 rejections = 0;
             }
             sleep(pause).await;
         }
     }
+}
+
+/// None in place of a status: no answer.
+fn in_time<T>(outcome: Result<Result<T, Status>, Elapsed>) -> Result<T, Option<Status>> {
+    match outcome {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(status)) if !timed_out(&status) => Err(Some(status)),
+        Ok(Err(_)) | Err(_) => Err(None),
+    }
+}
+
+/// Whether no other server would say otherwise.
+fn is_final(error: &Error) -> bool {
+    !error.is_transient() && !is_of_one_server(error)
 }
 
 /// What answers there may not be one of the servers at all, any longer.

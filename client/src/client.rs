@@ -131,7 +131,7 @@ impl ClientBuilder {
     /// When an endpoint is not `http://host:port` or `https://host:port`, a file of
     /// TLS cannot be used, or the machine has no room for a thread.
     pub fn build(self) -> Result<Client, BuildError> {
-        let addresses = endpoints::parse(&self.endpoints, self.connect_timeout)?;
+        let addresses = endpoints::parse(&self.endpoints)?;
         let tls = if addresses.iter().any(|address| address.is_secure) {
             Some(Arc::new(self.tls.read()?))
         } else {

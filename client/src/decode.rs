@@ -8,7 +8,7 @@
 use std::error::Error as _;
 
 use fencepost_proto::v1::{ERROR_DOMAIN, reason};
-use tonic::{Code, ConnectError, Status};
+use tonic::{Code, ConnectError, Status, TimeoutExpired};
 use tonic_types::StatusExt as _;
 
 use crate::{
@@ -46,6 +46,33 @@ pub(crate) fn decode(status: &Status) -> Error {
 /// Whether the request certainly never left, because there was no connection.
 pub(crate) fn never_sent(status: &Status) -> bool {
     sources(status).any(|error| error.is::<ConnectError>())
+}
+
+/// Whether nobody has answered in the time that tonic counts as well.
+pub(crate) fn timed_out(status: &Status) -> bool {
+    sources(status).any(|error| error.is::<TimeoutExpired>())
+}
+
+/// Where a status comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// This side: there was no connection, or it failed.
+    Connection,
+    /// Something that answered, and is none of our servers.
+    Stranger,
+    /// A server of ours.
+    Server,
+}
+
+pub(crate) fn origin(status: &Status) -> Origin {
+    let info = status.get_details_error_info();
+    if status.source().is_some() {
+        Origin::Connection
+    } else if info.is_some_and(|info| info.domain == ERROR_DOMAIN) {
+        Origin::Server
+    } else {
+        Origin::Stranger
+    }
 }
 
 fn by_code(status: &Status) -> Error {

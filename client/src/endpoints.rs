@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use fencepost_tls::ClientTls;
 use tonic::transport::{Channel, Endpoint, Uri};
 
-use crate::tls;
+use crate::connect::{Trouble, connect_lazy};
 
 /// How long a connection attempt may take before the next server is tried.
 pub(crate) const CONNECT_LIMIT: Duration = Duration::from_secs(5);
@@ -62,29 +62,24 @@ impl Address {
         &self,
         connect_timeout: Duration,
         tls: Option<&Arc<ClientTls>>,
+        trouble: &Trouble,
     ) -> Channel {
-        match tls {
-            Some(tls) if self.is_secure => tls::connect_lazy(&self.endpoint, connect_timeout, tls),
-            _ => self.endpoint.connect_lazy(),
-        }
+        let tls = tls.filter(|_| self.is_secure);
+        connect_lazy(&self.endpoint, connect_timeout, tls, trouble)
     }
 }
 
 /// Each endpoint, in their order. Nothing is connected yet.
-pub(crate) fn parse(
-    endpoints: &str,
-    connect_timeout: Duration,
-) -> Result<Vec<Address>, EndpointsError> {
+pub(crate) fn parse(endpoints: &str) -> Result<Vec<Address>, EndpointsError> {
     let numbered = endpoints.split(',').zip(1..);
     numbered
         .map(|(text, position)| {
-            parse_one(text.trim(), connect_timeout)
-                .map_err(|problem| EndpointsError { position, problem })
+            parse_one(text.trim()).map_err(|problem| EndpointsError { position, problem })
         })
         .collect()
 }
 
-fn parse_one(text: &str, connect_timeout: Duration) -> Result<Address, EndpointProblem> {
+fn parse_one(text: &str) -> Result<Address, EndpointProblem> {
     if text.is_empty() {
         return Err(EndpointProblem::Empty);
     }
@@ -109,7 +104,7 @@ fn parse_one(text: &str, connect_timeout: Duration) -> Result<Address, EndpointP
         let plain = Endpoint::from_shared(plain).map_err(|_| EndpointProblem::NotAUrl)?;
         plain.origin(uri)
     } else {
-        Endpoint::from(uri).connect_timeout(connect_timeout)
+        Endpoint::from(uri)
     };
     let endpoint = endpoint
         .http2_keep_alive_interval(PING_INTERVAL)
@@ -127,7 +122,7 @@ mod tests {
 
     #[tokio::test]
     async fn lists() {
-        let count = |text| parse(text, CONNECT_LIMIT).map(|addresses| addresses.len());
+        let count = |text| parse(text).map(|addresses| addresses.len());
         assert_eq!(count("http://127.0.0.1:50051"), Ok(1));
         assert_eq!(count(" http://a:1 , http://[::1]:2/ "), Ok(2));
         let problem = |position, problem| Err(EndpointsError { position, problem });

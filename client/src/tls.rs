@@ -1,22 +1,8 @@
-//! Connections through TLS, for endpoints that begin with `https`.
-//!
-//! tonic's own would read certificates once. So it is given connections that are
-//! made here, each with what the files hold by then; and an endpoint without the
-//! `s`, since it takes care of that letter itself.
+//! Whom to trust, and who to be, for endpoints that begin with `https`.
 
-use std::{
-    io,
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use std::path::{Path, PathBuf};
 
 use fencepost_tls::{BadFile, ClientTls, PemFile, Roots, Trust};
-use hyper_util::{client::legacy::connect::HttpConnector, rt::TokioIo};
-use tokio::{net::TcpStream, time::timeout};
-use tokio_rustls::{TlsConnector, client::TlsStream, rustls::pki_types::ServerName};
-use tonic::transport::{Channel, Endpoint, Uri};
-use tower::{Service as _, service_fn};
 
 /// Whom to trust, and who to be, for endpoints that begin with `https`.
 ///
@@ -57,43 +43,4 @@ impl Tls {
         });
         ClientTls::new(Trust::Name(roots), identity, &[b"h2"])
     }
-}
-
-/// A channel through TLS, each of whose connections may take so long. It connects with the first call.
-pub(crate) fn connect_lazy(
-    endpoint: &Endpoint,
-    connect_timeout: Duration,
-    tls: &Arc<ClientTls>,
-) -> Channel {
-    let mut http = HttpConnector::new();
-    http.set_nodelay(true);
-    http.set_connect_timeout(Some(connect_timeout));
-    let tls = Arc::clone(tls);
-    endpoint.connect_with_connector_lazy(service_fn(move |uri: Uri| {
-        let (http, tls) = (http.clone(), Arc::clone(&tls));
-        async move {
-            // Not the endpoint's own limit: its error would hide that of connecting,
-            // by which it is known that nothing was sent.
-            let connected = timeout(connect_timeout, connect(http, &tls, uri)).await;
-            connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
-        }
-    }))
-}
-
-async fn connect(
-    mut http: HttpConnector,
-    tls: &Arc<ClientTls>,
-    uri: Uri,
-) -> io::Result<TokioIo<TlsStream<TcpStream>>> {
-    let host = uri.host().unwrap_or_default();
-    let host = host
-        .trim_start_matches('[')
-        .trim_end_matches(']')
-        .to_owned();
-    let name = ServerName::try_from(host).map_err(io::Error::other)?;
-    let stream = http.call(uri).await.map_err(io::Error::other)?;
-    let connector = TlsConnector::from(tls.current().await);
-    Ok(TokioIo::new(
-        connector.connect(name, stream.into_inner()).await?,
-    ))
 }

@@ -1,6 +1,7 @@
 //! TLS on the port of clients, and to Postgres.
 
 mod database;
+mod hints;
 mod keys;
 mod no_files;
 mod refusals;

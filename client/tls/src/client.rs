@@ -114,6 +114,12 @@ impl ClientTls {
         Arc::clone(&self.now().config)
     }
 
+    /// Whether there is a certificate to show to those who ask for one.
+    #[must_use]
+    pub fn has_identity(&self) -> bool {
+        self.identity.is_some()
+    }
+
     #[cfg(feature = "postgres")]
     pub(crate) fn trust(&self) -> &Trust {
         &self.trust

@@ -90,6 +90,36 @@ async fn a_server_that_is_away_is_69() {
     }
 }
 
+/// Its database is away: that says more than that another one is not there.
+#[tokio::test]
+async fn what_one_server_says_is_told_whatever_the_others_do() {
+    let (_, server) = Stub::start().await;
+    let (there, nobody) = (format!("http://{server}"), "http://127.0.0.1:1".to_owned());
+    for endpoints in [[&*there, &nobody].join(","), [&*nobody, &there].join(",")] {
+        for command in [
+            "get down".to_owned(),
+            "acquire down".to_owned(),
+            format!("keepalive down --ttl 1s {LEASE}"),
+            "run down --wait 2s -- true".to_owned(),
+        ] {
+            let mut command = fencepost(&format!("--timeout 500ms {command}"));
+            command.env("FENCEPOST_ENDPOINT", &endpoints);
+            let run = finish(command).await;
+            assert_eq!(run.code, 69, "{endpoints} {run:?}");
+            for line in run.stderr.lines() {
+                assert!(line.contains("Unavailable: constant"), "{run:?}");
+            }
+        }
+        // Nobody has said anything: what is known of whom.
+        let mut command = fencepost("get hangs --timeout 300ms");
+        command.env("FENCEPOST_ENDPOINT", &endpoints);
+        let run = finish(command).await;
+        assert_eq!(run.code, 69, "{endpoints} {run:?}");
+        let told = "no connection to http://127.0.0.1:1/: Connection refused";
+        assert!(run.stderr.contains(told), "{run:?}");
+    }
+}
+
 #[tokio::test]
 async fn a_bug_is_70() {
     let (_, server) = Stub::start().await;

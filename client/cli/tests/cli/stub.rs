@@ -196,8 +196,11 @@ impl LockService for Stub {
 
     async fn keep_alive(
         &self,
-        _: Request<v1::KeepAliveRequest>,
+        request: Request<v1::KeepAliveRequest>,
     ) -> Result<Response<Self::KeepAliveStream>, Status> {
+        if request.get_ref().resource == "down" {
+            return Err(ours(Code::Unavailable, "STORE_UNAVAILABLE"));
+        }
         Err(Status::unimplemented("not here"))
     }
 }
