@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use fencepost_tls::ClientTls;
 use tonic::transport::{Channel, Endpoint, Uri};
 
-use crate::connect::{Trouble, connect_lazy};
+use crate::connect::{Trouble, connect_lazy, server_name};
 
 /// How long a connection attempt may take before the next server is tried.
 pub(crate) const CONNECT_LIMIT: Duration = Duration::from_secs(5);
@@ -42,6 +42,11 @@ pub enum EndpointProblem {
     /// Another scheme than `http` or `https`.
     #[error("the scheme must be http or https; it should look like http://127.0.0.1:50051")]
     Scheme,
+    /// Something else than a port where a port belongs.
+    #[error(
+        "the port must be a number from 1 to 65535; it should look like http://127.0.0.1:50051"
+    )]
+    Port,
     /// A user name, a password, a path or a query, which would be ignored.
     #[error("must have nothing but a host and a port; it should look like http://127.0.0.1:50051")]
     MoreThanAnAddress,
@@ -90,12 +95,18 @@ fn parse_one(text: &str) -> Result<Address, EndpointProblem> {
         Some("https") => true,
         _ => return Err(EndpointProblem::Scheme),
     };
-    if authority.as_str().contains('@') || !matches!(uri.path(), "" | "/") || uri.query().is_some()
-    {
+    // The parser drops what follows a '#'.
+    let more = authority.as_str().contains('@') || text.contains('#');
+    if more || !matches!(uri.path(), "" | "/") || uri.query().is_some() {
         return Err(EndpointProblem::MoreThanAnAddress);
     }
-    if authority.host().is_empty() {
+    if server_name(&uri).is_none() {
         return Err(EndpointProblem::NotAUrl);
+    }
+    // It takes what is no port for none.
+    let port = &authority.as_str()[authority.host().len()..];
+    if !port.is_empty() && !is_port(port) {
+        return Err(EndpointProblem::Port);
     }
     let name = uri.to_string();
     let endpoint = if is_secure {
@@ -116,6 +127,13 @@ fn parse_one(text: &str) -> Result<Address, EndpointProblem> {
     })
 }
 
+/// With its colon.
+fn is_port(text: &str) -> bool {
+    let digits = text.strip_prefix(':').unwrap_or_default();
+    let all = digits.bytes().all(|byte| byte.is_ascii_digit());
+    all && digits.parse().is_ok_and(|port: u16| port > 0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -123,20 +141,49 @@ mod tests {
     #[tokio::test]
     async fn lists() {
         let count = |text| parse(text).map(|addresses| addresses.len());
-        assert_eq!(count("http://127.0.0.1:50051"), Ok(1));
-        assert_eq!(count(" http://a:1 , http://[::1]:2/ "), Ok(2));
-        let problem = |position, problem| Err(EndpointsError { position, problem });
-        use EndpointProblem::{Empty, MoreThanAnAddress, NotAUrl, Scheme};
-        assert_eq!(count(""), problem(1, Empty));
-        assert_eq!(count("http://a:1,"), problem(2, Empty));
-        assert_eq!(count("http://a:1,127.0.0.1:50051"), problem(2, Scheme));
-        assert_eq!(count("https://a:1,https://[::1]"), Ok(2));
-        assert_eq!(count("ftp://a:1"), problem(1, Scheme));
-        assert_eq!(count("http://a b"), problem(1, NotAUrl));
-        assert_eq!(count("http://"), problem(1, NotAUrl));
-        assert_eq!(count("/a"), problem(1, NotAUrl));
-        assert_eq!(count("http://u:secret@a:1"), problem(1, MoreThanAnAddress));
-        assert_eq!(count("http://a:1/path"), problem(1, MoreThanAnAddress));
-        assert_eq!(count("http://a:1?x=1"), problem(1, MoreThanAnAddress));
+        for (text, servers) in [
+            ("http://127.0.0.1:50051", 1),
+            (" http://a:1 , http://[::1]:2/ ", 2),
+            ("https://a:1,https://[::1]", 2),
+            ("http://a_b.c-d.:65535", 1),
+        ] {
+            assert_eq!(count(text), Ok(servers), "{text}");
+        }
+        use EndpointProblem::{Empty, MoreThanAnAddress, NotAUrl, Port, Scheme};
+        for (text, position, problem) in [
+            ("", 1, Empty),
+            ("http://a:1,", 2, Empty),
+            ("http://a:1,127.0.0.1:50051", 2, Scheme),
+            ("localhost", 1, Scheme),
+            ("ftp://a:1", 1, Scheme),
+            ("http://a b", 1, NotAUrl),
+            ("http://", 1, NotAUrl),
+            ("http://:50051", 1, NotAUrl),
+            ("https://:50051", 1, NotAUrl),
+            ("http://.:1", 1, NotAUrl),
+            ("http://::1:50051", 1, NotAUrl),
+            ("http://fe80::1", 1, NotAUrl),
+            ("http://[::1:50051", 1, NotAUrl),
+            ("http://[a]:1", 1, NotAUrl),
+            ("http://[127.0.0.1]:1", 1, NotAUrl),
+            ("http://[::1]1", 1, Port),
+            ("http://127.0.0.256:1", 1, NotAUrl),
+            ("/a", 1, NotAUrl),
+            ("http://a:notaport", 1, Port),
+            ("https://a:1,https://a:notaport", 2, Port),
+            ("http://a:", 1, Port),
+            ("http://a:0", 1, Port),
+            ("http://a:70000", 1, Port),
+            ("http://a:+1", 1, Port),
+            ("http://a:-1", 1, Port),
+            ("http://[::1]:x", 1, Port),
+            ("http://u:secret@a:1", 1, MoreThanAnAddress),
+            ("http://a:1/path", 1, MoreThanAnAddress),
+            ("http://a:1?x=1", 1, MoreThanAnAddress),
+            ("http://a:1#x", 1, MoreThanAnAddress),
+        ] {
+            let error = Err(EndpointsError { position, problem });
+            assert_eq!(count(text), error, "{text}");
+        }
     }
 }

@@ -5,7 +5,7 @@
 
 use std::{fmt, io};
 
-use fencepost_client::{BuildError, Error};
+use fencepost_client::{BuildError, EndpointsError, Error};
 
 use rustix::process::Signal;
 
@@ -124,6 +124,12 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Client(BuildError::Endpoints(error)) => {
+                let EndpointsError {
+                    position, problem, ..
+                } = error;
+                write!(f, "endpoint {position} of --endpoint: {problem}")
+            }
             Self::Client(error) => error.fmt(f),
             Self::HalfAnIdentity => f.write_str("--tls-cert and --tls-key go together"),
             Self::Call(error) => error.fmt(f),

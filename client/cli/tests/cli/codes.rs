@@ -180,12 +180,18 @@ async fn wrong_configuration_is_78() {
         "ftp://a:1",
         "http://u:secret@a:1",
         "http://a:1,",
+        "http://127.0.0.1:notaport",
+        "https://127.0.0.1:70000",
+        "http://127.0.0.1:0",
+        "http://:50051",
+        "http://::1:50051",
     ] {
         let mut command = fencepost("get r");
         command.env("FENCEPOST_ENDPOINT", endpoint);
         let run = finish(command).await;
         assert_eq!((run.code, run.stdout.as_str()), (78, ""), "{endpoint}");
         assert!(run.stderr.starts_with("fencepost: endpoint "));
+        assert!(run.stderr.contains(" of --endpoint: "), "{}", run.stderr);
         assert!(!run.stderr.contains("secret"), "{}", run.stderr);
     }
     assert_eq!(run(server, "acquire no-such-service").await.code, 78);
