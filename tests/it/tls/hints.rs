@@ -48,13 +48,14 @@ async fn a_client_that_is_not_let_in_is_told_what_is_likely_wrong() {
     let stranger = Authority::new("somebody else").issue("me", &[], HOUR);
     folder.write_both("stranger", &stranger);
     let url = stage.url();
-    for (name, hint) in [
-        (None, WANTED),
-        (Some("for-servers"), NOT_TRUSTED),
-        (Some("expired"), NOT_TRUSTED),
-        (Some("stranger"), NOT_TRUSTED),
+    for (name, alert, hint) in [
+        (None, "CertificateRequired", WANTED),
+        (Some("for-servers"), "UnsupportedCertificate", NOT_TRUSTED),
+        (Some("expired"), "CertificateExpired", NOT_TRUSTED),
+        (Some("stranger"), "UnknownCA", NOT_TRUSTED),
     ] {
         let told = format!("not available now: no connection to {url}/: the server ended the ");
+        let hint = &format!("{alert} {hint}");
         let ended = said(&stage, &url, name, &["get", "a"]).await;
         assert_eq!(ended.code, Some(UNAVAILABLE), "{}", ended.said());
         assert!(ended.stderr.contains(&told), "{name:?}: {}", ended.stderr);
