@@ -278,7 +278,64 @@ impl AsyncWrite for Watched {
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::AsyncWriteExt as _;
+
     use super::*;
+
+    /// The server has ended the connection, and what it said before is still on its
+    /// way.
+    #[derive(Default)]
+    struct Ended {
+        has_arrived: bool,
+    }
+
+    impl AsyncRead for Ended {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+            buffer: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            if !self.has_arrived {
+                self.has_arrived = true;
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            buffer.put_slice(b"HTTP/1.1 400 Bad Request");
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    impl AsyncWrite for Ended {
+        fn poll_write(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            _: &[u8],
+        ) -> Poll<io::Result<usize>> {
+            Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    #[tokio::test]
+    async fn what_the_server_has_said_is_read_when_it_is_too_late_to_write() {
+        let trouble = Trouble::default();
+        let mut watched = Watched {
+            io: Box::new(Ended::default()),
+            layer: Layer::Plain,
+            trouble: Some(trouble.clone()),
+        };
+        let error = watched.write(b"PRI").await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+        let told = trouble.last().unwrap();
+        assert!(told.contains("HTTP/1"), "{told}");
+    }
 
     #[test]
     fn only_what_may_be_the_certificates_fault_is_said_to_be() {
