@@ -121,16 +121,17 @@ impl HttpBody for AskedBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Self::Data>, Status>>> {
         let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        // hyper ends a body that is reset with CANCEL like one that is whole.
+        let is_whole = self.body.is_end_stream();
         match &frame {
+            Some(Ok(_)) | None if is_whole => {
+                if let Some(open) = self.open.take() {
+                    open.heard();
+                }
+            }
             Some(Ok(part)) => {
                 if let (Some(open), Some(data)) = (&self.open, part.data_ref()) {
                     open.waits(data.len());
-                }
-            }
-            // hyper ends a body that is reset with CANCEL like one that is whole.
-            None if self.body.is_end_stream() => {
-                if let Some(open) = self.open.take() {
-                    open.heard();
                 }
             }
             Some(Err(_)) | None => self.left.store(true, Ordering::Relaxed),

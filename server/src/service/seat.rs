@@ -213,6 +213,9 @@ impl Open {
     /// The request is whole: it waits for its caller no longer.
     pub(super) fn heard(&self) {
         let bytes = self.waiting.swap(0, Ordering::Relaxed);
+        if bytes == 0 {
+            return;
+        }
         self.seat.waiting.fetch_sub(bytes, Ordering::Relaxed);
         self.seat.seats.waiting.fetch_sub(bytes, Ordering::Relaxed);
     }
