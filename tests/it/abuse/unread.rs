@@ -15,8 +15,7 @@ use fencepost_support::{
     server::Client,
     wait::within,
 };
-use futures_util::{StreamExt as _, stream::FuturesUnordered};
-use tokio::time::timeout;
+use tokio::{task::JoinSet, time::timeout};
 use tonic::Request;
 
 use crate::{
@@ -69,10 +68,11 @@ async fn answers_that_nobody_reads_are_few_on_all_connections_together() {
     let mut kept = Stream::open(&mut client, stage::request(&lock)).await;
     kept.next().await;
     let answered = [("method", "Get"), ("code", "OK")];
-    let mut peers = Vec::new();
+    let mut peers = JoinSet::new();
     for n in 1..=PEERS {
         let mut peer = Peer::greet(server.grpc(), &[(WINDOW, 0)]).await.unwrap();
         peer.send(&gets(0..MOST)).await.unwrap();
+        peers.spawn(async move { peer.pinged().await });
         wait_for(
             &server,
             "fencepost_rpcs_total",
@@ -80,14 +80,13 @@ async fn answers_that_nobody_reads_are_few_on_all_connections_together() {
             f64::from(n * MOST),
         )
         .await;
-        peers.push(peer);
     }
     // The one that is over the limit is not the one with the most.
     let mut last = Peer::greet(server.grpc(), &[(WINDOW, 0)]).await.unwrap();
     last.send(&gets(0..MOST / 4)).await.unwrap();
-    let mut ends: FuturesUnordered<_> = peers.iter_mut().map(Peer::closed).collect();
-    timeout(Duration::from_secs(30), ends.next()).await.unwrap();
-    // And not for a ping that was not answered.
+    peers.spawn(async move { last.pinged().await });
+    let gone = timeout(Duration::from_secs(30), peers.join_next()).await;
+    gone.unwrap().unwrap().unwrap();
     let told = server.logs().concat();
     assert!(told.contains("too much waits for callers"), "{told}");
     // With the honest one and the last, without the one that went.

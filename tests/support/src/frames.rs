@@ -24,8 +24,10 @@ pub mod kind {
     pub const CONTINUATION: u8 = 9;
 }
 
-/// The stream ends here; on SETTINGS and PING: this is an answer.
+/// The stream ends here.
 pub const END_STREAM: u8 = 1;
+/// On PING: this is an answer.
+const ACK: u8 = 1;
 /// No CONTINUATION follows.
 pub const END_HEADERS: u8 = 4;
 
@@ -144,6 +146,26 @@ impl Peer {
     /// When the other side has closed.
     pub async fn half_close(&mut self) -> io::Result<()> {
         self.0.shutdown().await
+    }
+
+    /// Answers pings and nothing else, until the other side closes.
+    pub async fn pinged(&mut self) {
+        let mut head = [0; 9];
+        while self.0.read_exact(&mut head).await.is_ok() {
+            let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+            let mut payload = vec![0; usize::try_from(length).expect("24 bits")];
+            let read = self.0.read_exact(&mut payload).await.is_ok();
+            let is_asked = head[3] == kind::PING && head[4] & ACK == 0;
+            if !read
+                || is_asked
+                    && self
+                        .send(&frame(kind::PING, ACK, 0, &payload))
+                        .await
+                        .is_err()
+            {
+                return;
+            }
+        }
     }
 
     /// Reads and answers nothing, until the other side closes.
