@@ -62,7 +62,8 @@ async fn assert_sessions_rest(url: &str, most: i64) {
     assert!(sessions <= most + 4, "{sessions} sessions");
 }
 
-/// Expects another owner to get the lock in about a second.
+/// Expects another owner to get the lock long before its time is over: in about a
+/// second, on a machine that is not busy.
 async fn assert_free_soon(client: &mut Client, name: &str) {
     let start = Instant::now();
     loop {
@@ -73,10 +74,7 @@ async fn assert_free_soon(client: &mut Client, name: &str) {
         {
             return;
         }
-        assert!(
-            start.elapsed() < Duration::from_secs(3),
-            "{name} is held by nobody"
-        );
+        assert!(start.elapsed() < LONG / 4, "{name} is held by nobody");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

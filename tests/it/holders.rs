@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use fencepost_proto::v1::Lock;
 use fencepost_support::{
     Server,
-    calls::{acquire, granted, release, renew},
+    calls::{acquire, expect_retryable, grant_in, release, renew},
     server::{Client, channel_at},
 };
 use tokio::{
@@ -35,6 +35,16 @@ pub(crate) struct Report {
     pub(crate) put_off: usize,
 }
 
+/// Takes a lock as a patient client does.
+async fn held(client: &mut Client, name: &str, ttl: Duration) -> Lock {
+    loop {
+        match acquire(client, name, "holder", ttl).await {
+            Ok(answer) => return grant_in(Ok(answer)),
+            Err(status) => tokio::time::sleep(expect_retryable(&status)).await,
+        }
+    }
+}
+
 impl Holders {
     /// Takes `count` locks for `ttl`, and renews each twice a second.
     pub(crate) async fn start(server: &Server, count: usize, ttl: Duration) -> Self {
@@ -42,7 +52,7 @@ impl Holders {
         let mut tasks = JoinSet::new();
         for holder in 0..count {
             let mut client = Client::new(channel_at(server.grpc()).await);
-            let lock = granted(&mut client, &format!("held-{holder}"), "holder", ttl).await;
+            let lock = held(&mut client, &format!("held-{holder}"), ttl).await;
             let stem = format!("side-{holder}");
             tasks.spawn(take(client.clone(), stem, Turns::new(&stopped)));
             tasks.spawn(keep(client, lock, Turns::new(&stopped)));
