@@ -33,7 +33,8 @@ impl Database {
             }
             DatabaseSource::Private(dir) => {
                 let postgres = PrivatePostgres::start(&dir).await?;
-                tracing::info!(url = postgres.url(), data_dir = %dir.display(), "private postgres ready: no other server shares its locks");
+                tracing::info!(url = postgres.url(), data_dir = %dir.display(), "private postgres ready");
+                tracing::info!("no other server shares its locks");
                 Self {
                     url: postgres.url().parse()?,
                     private: Some(postgres),
