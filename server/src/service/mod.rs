@@ -86,7 +86,6 @@ pub(crate) async fn serve(
     metrics
         .connections_limit
         .set(room.try_into().unwrap_or(i64::MAX));
-    tracing::debug!(room, "connections of clients that may be open at one time");
     let incoming = Incoming::new(listener, room).counted(metrics.connections);
     let closed = closing.clone().cancelled_owned();
     match config.tls {

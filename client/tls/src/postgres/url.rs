@@ -49,14 +49,15 @@ pub enum BadUrl {
 /// When it is not a URL and not a list of libpq's keywords either, or its
 /// parameters of TLS cannot be used.
 pub fn parse(url: &str) -> Result<(Config, PostgresTls), BadUrl> {
-    let (rest, ours) = split(url.trim())?;
+    let url = url.trim();
+    let (rest, ours) = split(url)?;
     let mut config: Config = rest.parse().map_err(|_| BadUrl::Malformed)?;
     if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
         return Err(BadUrl::NoHost);
     }
     let hosts = config.get_hosts();
     let has_at = |host: &Host| matches!(host, Host::Tcp(name) if name.contains('@'));
-    if scheme(url.trim()).is_some()
+    if scheme(url).is_some()
         && (hosts.iter().any(has_at) || config.get_dbname().is_some_and(|db| db.contains('@')))
     {
         return Err(BadUrl::At);
