@@ -16,6 +16,11 @@ const PING_INTERVAL: Duration = Duration::from_secs(3);
 /// none.
 const PING_LIMIT: Duration = Duration::from_secs(5);
 
+/// Calls given up on whose late answers are known as such. HTTP/2 ends a connection after
+/// some thousand answers to calls that it has forgotten, and all other calls with it.
+const REMEMBERED: usize = 10_000;
+const REMEMBERED_FOR: Duration = Duration::from_secs(10);
+
 /// Why a list of endpoints cannot be used.
 ///
 /// It tells which one by number and not by its text, which may hold a password.
@@ -119,7 +124,9 @@ fn parse_one(text: &str) -> Result<Address, EndpointProblem> {
     };
     let endpoint = endpoint
         .http2_keep_alive_interval(PING_INTERVAL)
-        .keep_alive_timeout(PING_LIMIT);
+        .keep_alive_timeout(PING_LIMIT)
+        .http2_max_concurrent_reset_streams(REMEMBERED)
+        .http2_reset_stream_duration(REMEMBERED_FOR);
     Ok(Address {
         name,
         endpoint,
