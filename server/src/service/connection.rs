@@ -4,12 +4,14 @@ use std::{
     io,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
+    runtime::{Handle, RuntimeMetrics},
+    task::coop,
     time::{Instant, Sleep},
 };
 use tokio_util::sync::WaitForCancellationFutureOwned;
@@ -28,6 +30,12 @@ const BEGUN: usize = 24;
 /// that it finds, so without an end to the turn, one that has ten thousand requests in its
 /// buffers puts them all before everybody else's.
 const TURN: usize = 8 * 1024;
+
+/// Tasks in the runtime's common queue that make it late. A request that is reset has its
+/// task until that had its turn, and no limit to streams counts it: who has had a turn
+/// then waits for the next.
+const LATE: usize = 256;
+const WAIT: Duration = Duration::from_millis(1);
 
 /// What carries the bytes.
 pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -51,8 +59,11 @@ pub(crate) struct Connection {
     silence: Option<Duration>,
     /// Bytes so far, as long as they are few.
     heard: usize,
-    /// Bytes of this turn.
+    /// Bytes of this turn, and whether it is the first.
     turn: usize,
+    had_turn: bool,
+    runtime: RuntimeMetrics,
+    wait: Pin<Box<Sleep>>,
     /// When it must make room.
     ended: Pin<Box<WaitForCancellationFutureOwned>>,
     _place: Place,
@@ -74,8 +85,43 @@ impl Connection {
             silence,
             heard: 0,
             turn: 0,
+            had_turn: false,
+            runtime: Handle::current().metrics(),
+            wait: Box::pin(tokio::time::sleep(Duration::ZERO)),
             ended,
             _place: place,
+        }
+    }
+
+    /// Waits while the runtime is late, if this connection has had a turn.
+    fn poll_begin(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        while self.had_turn && self.is_late() {
+            ready!(self.wait.as_mut().poll(cx));
+            self.wait.as_mut().reset(Instant::now() + WAIT);
+        }
+        self.had_turn = false;
+        Poll::Ready(())
+    }
+
+    fn is_late(&self) -> bool {
+        self.runtime.global_queue_depth() > LATE
+    }
+
+    /// Counts bytes, and ends the turn with the last of them.
+    fn took(&mut self, bytes: usize, cx: &mut Context<'_>) {
+        self.turn += bytes;
+        if self.turn < TURN {
+            return;
+        }
+        self.turn = 0;
+        self.had_turn = true;
+        // HTTP/2 reads on after each request that it makes a task of, whatever a read
+        // before has said. Without a budget it finds nothing until the task comes again.
+        for _ in 0..u8::MAX {
+            match coop::poll_proceed(cx) {
+                Poll::Ready(budget) => budget.made_progress(),
+                Poll::Pending => break,
+            }
         }
     }
 
@@ -117,20 +163,20 @@ impl AsyncRead for Connection {
         {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
         }
-        if self.turn >= TURN {
-            self.turn = 0;
-            cx.waker().wake_by_ref();
-            return Poll::Pending;
-        }
+        let budget = ready!(coop::poll_proceed(cx));
+        ready!(self.poll_begin(cx));
         let before = buffer.filled().len();
         let Poll::Ready(read) = Pin::new(&mut self.stream).poll_read(cx, buffer) else {
-            self.turn = 0;
+            if !self.is_late() {
+                self.turn = 0;
+            }
             return Poll::Pending;
         };
+        budget.made_progress();
         read?;
         let bytes = buffer.filled().len() - before;
-        self.turn += bytes;
         self.hear(bytes);
+        self.took(bytes, cx);
         Poll::Ready(Ok(()))
     }
 }
