@@ -16,9 +16,10 @@ const PING_INTERVAL: Duration = Duration::from_secs(3);
 /// none.
 const PING_LIMIT: Duration = Duration::from_secs(5);
 
-/// Calls given up on whose late answers are known as such. HTTP/2 ends a connection after
-/// some thousand answers to calls that it has forgotten, and all other calls with it.
+/// Calls given up on whose late answers are known as such. h2 ends a connection, and all
+/// its calls, after a thousand answers in its lifetime to calls that it has forgotten.
 const REMEMBERED: usize = 10_000;
+/// Longer than a connection may say nothing.
 const REMEMBERED_FOR: Duration = Duration::from_secs(10);
 
 /// Why a list of endpoints cannot be used.

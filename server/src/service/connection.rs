@@ -1,8 +1,9 @@
 //! A connection of a client, plain or through TLS, from its first byte on.
 
 use std::{
+    future::poll_fn,
     io,
-    pin::Pin,
+    pin::{Pin, pin},
     sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
@@ -10,14 +11,13 @@ use std::{
 
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    runtime::{Handle, RuntimeMetrics},
     task::coop,
     time::{Instant, Sleep},
 };
 use tokio_util::sync::WaitForCancellationFutureOwned;
 use tonic::transport::server::Connected;
 
-use super::{incoming::Place, seat::Seat};
+use super::{incoming::Place, seat::Seat, turn::Turn};
 use crate::caller::Caller;
 
 /// How long a client may take to begin.
@@ -25,17 +25,6 @@ pub(super) const BEGINNING: Duration = Duration::from_secs(10);
 
 /// Bytes of a beginning: HTTP/2's preface. A whole request of HTTP/1, if short.
 const BEGUN: usize = 24;
-
-/// Bytes that a connection may be read in one turn. HTTP/2 makes a task of each request
-/// that it finds, so without an end to the turn, one that has ten thousand requests in its
-/// buffers puts them all before everybody else's.
-const TURN: usize = 8 * 1024;
-
-/// Tasks in the runtime's common queue that make it late. A request that is reset has its
-/// task until that had its turn, and no limit to streams counts it: who has had a turn
-/// then waits for the next.
-const LATE: usize = 256;
-const WAIT: Duration = Duration::from_millis(1);
 
 /// What carries the bytes.
 pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -59,11 +48,7 @@ pub(crate) struct Connection {
     silence: Option<Duration>,
     /// Bytes so far, as long as they are few.
     heard: usize,
-    /// Bytes of this turn, and whether it is the first.
-    turn: usize,
-    had_turn: bool,
-    runtime: RuntimeMetrics,
-    wait: Pin<Box<Sleep>>,
+    turn: Turn,
     /// When it must make room.
     ended: Pin<Box<WaitForCancellationFutureOwned>>,
     _place: Place,
@@ -84,44 +69,25 @@ impl Connection {
             patience: Some(Box::pin(tokio::time::sleep(BEGINNING))),
             silence,
             heard: 0,
-            turn: 0,
-            had_turn: false,
-            runtime: Handle::current().metrics(),
-            wait: Box::pin(tokio::time::sleep(Duration::ZERO)),
+            turn: Turn::new(),
             ended,
             _place: place,
         }
     }
 
-    /// Waits while the runtime is late, if this connection has had a turn.
-    fn poll_begin(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        while self.had_turn && self.is_late() {
-            ready!(self.wait.as_mut().poll(cx));
-            self.wait.as_mut().reset(Instant::now() + WAIT);
-        }
-        self.had_turn = false;
-        Poll::Ready(())
-    }
-
-    fn is_late(&self) -> bool {
-        self.runtime.global_queue_depth() > LATE
-    }
-
-    /// Counts bytes, and ends the turn with the last of them.
-    fn took(&mut self, bytes: usize, cx: &mut Context<'_>) {
-        self.turn += bytes;
-        if self.turn < TURN {
-            return;
-        }
-        self.turn = 0;
-        self.had_turn = true;
-        // HTTP/2 reads on after each request that it makes a task of, whatever a read
-        // before has said. Without a budget it finds nothing until the task comes again.
-        for _ in 0..u8::MAX {
-            match coop::poll_proceed(cx) {
-                Poll::Ready(budget) => budget.made_progress(),
-                Poll::Pending => break,
-            }
+    /// Writes, for which there is time when a turn is over, too: else no answer would
+    /// leave while requests come in.
+    fn poll_out<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        mut write: impl FnMut(Pin<&mut dyn Stream>, &mut Context<'_>) -> Poll<T>,
+    ) -> Poll<T> {
+        let stream = &mut self.stream;
+        let write = poll_fn(|cx| write(Pin::new(&mut **stream), cx));
+        if self.turn.is_over() {
+            pin!(coop::unconstrained(write)).poll(cx)
+        } else {
+            pin!(write).poll(cx)
         }
     }
 
@@ -164,19 +130,17 @@ impl AsyncRead for Connection {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
         }
         let budget = ready!(coop::poll_proceed(cx));
-        ready!(self.poll_begin(cx));
+        ready!(self.turn.poll_begin(cx));
         let before = buffer.filled().len();
         let Poll::Ready(read) = Pin::new(&mut self.stream).poll_read(cx, buffer) else {
-            if !self.is_late() {
-                self.turn = 0;
-            }
+            self.turn.nothing_left();
             return Poll::Pending;
         };
         budget.made_progress();
         read?;
         let bytes = buffer.filled().len() - before;
         self.hear(bytes);
-        self.took(bytes, cx);
+        self.turn.took(bytes, cx);
         Poll::Ready(Ok(()))
     }
 }
@@ -187,7 +151,7 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, bytes)
+        self.poll_out(cx, |stream, cx| stream.poll_write(cx, bytes))
     }
 
     fn poll_write_vectored(
@@ -195,7 +159,7 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, parts)
+        self.poll_out(cx, |stream, cx| stream.poll_write_vectored(cx, parts))
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -203,10 +167,67 @@ impl AsyncWrite for Connection {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
+        self.poll_out(cx, |stream, cx| stream.poll_flush(cx))
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+        self.poll_out(cx, |stream, cx| stream.poll_shutdown(cx))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use tokio::{
+        io::AsyncWriteExt as _,
+        net::{TcpListener, TcpStream},
+    };
+    use tokio_stream::StreamExt as _;
+
+    use super::*;
+    use crate::service::incoming::Incoming;
+
+    const SENT: usize = 64 * 1024;
+
+    /// Reads until there is nothing, as hyper does, and writes then.
+    fn serve(connection: &mut Connection, cx: &mut Context<'_>) -> usize {
+        let mut bytes = 0;
+        loop {
+            let mut room = [0; 4096];
+            let mut buffer = ReadBuf::new(&mut room);
+            match Pin::new(&mut *connection).poll_read(cx, &mut buffer) {
+                Poll::Ready(read) => read.unwrap(),
+                Poll::Pending => break,
+            }
+            bytes += buffer.filled().len();
+        }
+        assert!(Pin::new(connection).poll_write(cx, b"answer").is_ready());
+        bytes
+    }
+
+    #[tokio::test]
+    async fn a_turn_ends_with_its_bytes_and_is_answered() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut incoming = Incoming::new(listener, 1);
+        let mut peer = TcpStream::connect(address).await.unwrap();
+        peer.write_all(&[0; SENT]).await.unwrap();
+        let mut connection = incoming.next().await.unwrap().unwrap();
+
+        let mut turns = Vec::new();
+        while turns.iter().sum::<usize>() < SENT {
+            poll_fn(|cx| match serve(&mut connection, cx) {
+                0 => Poll::Pending,
+                bytes => {
+                    turns.push(bytes);
+                    Poll::Ready(())
+                }
+            })
+            .await;
+            // A ready future would be polled in the same turn of its task.
+            tokio::task::yield_now().await;
+        }
+        assert!(turns.len() >= SENT / (2 * 8 * 1024), "{turns:?}");
     }
 }

@@ -16,6 +16,7 @@ mod locks;
 mod observe;
 mod seat;
 mod status;
+mod turn;
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
