@@ -1,10 +1,10 @@
 //! The flags of `fencepostd`, each with a `FENCEPOST_*` twin in the
 //! environment. What they mean is for [`crate::config`].
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{iter, net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::{
-    Args, Parser, Subcommand,
+    Args, CommandFactory as _, Parser, Subcommand,
     builder::BoolishValueParser,
     error::{ContextKind, ContextValue},
 };
@@ -288,4 +288,29 @@ impl Environment {
             home: std::env::var_os("HOME"),
         }
     }
+
+    /// Names of variables that look like a flag's twin and are none: a mistyped one would
+    /// be left out without a word.
+    pub(crate) fn unknown() -> Vec<String> {
+        std::env::vars_os()
+            .filter_map(|(name, _)| name.into_string().ok())
+            .filter(|name| is_unknown(name))
+            .collect()
+    }
+}
+
+fn is_unknown(name: &str) -> bool {
+    // Kubernetes sets these for a service called fencepost.
+    let of_a_service = ["_SERVICE_HOST", "_SERVICE_PORT", "_PORT_"]
+        .iter()
+        .any(|part| name.contains(part));
+    let command = Cli::command();
+    let mut twins = iter::once(&command)
+        .chain(command.get_subcommands())
+        .flat_map(clap::Command::get_arguments)
+        .filter_map(clap::Arg::get_env);
+    name.starts_with("FENCEPOST_")
+        && !of_a_service
+        && name != "FENCEPOST_PORT"
+        && !twins.any(|twin| twin == name)
 }

@@ -51,6 +51,12 @@ fn main() -> ExitCode {
         }
     };
     let (_logs, lost_lines) = telemetry::init(cli.log_format, &cli.log, cli.serve.audit_log);
+    for name in Environment::unknown() {
+        tracing::warn!(
+            name,
+            "an environment variable that is no setting of this program"
+        );
+    }
     let command = cli.command.clone();
     let config = match Config::new(cli, Environment::read()) {
         Ok(config) => config,

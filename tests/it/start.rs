@@ -6,6 +6,7 @@ use std::{net::TcpListener, time::Duration};
 use fencepost_support::{
     Postgres, Server, calls, postgres::fresh_database, server, system, system::free_address,
 };
+use serde_json::Value;
 
 use crate::programs::{bare, expect_no_start, run};
 
@@ -267,6 +268,30 @@ async fn a_flag_wins_over_its_twin_in_the_environment() {
     let server = twin.flag("--min-ttl", "1s").start().await;
     server.wait_ready().await;
     calls::granted(&mut server.client().await, "a", "b", ttl).await;
+}
+
+#[tokio::test]
+async fn a_variable_that_is_no_setting_is_told() {
+    let database = fresh_database().await;
+    let server = Server::builder(&database.url())
+        .env("FENCEPOST_MIN_TTLS", "5s")
+        .env("FENCEPOST_DRAIN_DELAY", "1s")
+        .env("FENCEPOST_PORT_50051_TCP_ADDR", "127.0.0.1")
+        .start()
+        .await;
+    let is_told = |line: &Value| {
+        line["message"] == "an environment variable that is no setting of this program"
+    };
+    let line = server.wait_for_log("the variable", is_told).await;
+    assert_eq!(line["level"], "WARN");
+    assert_eq!(line["name"], "FENCEPOST_MIN_TTLS");
+    server.wait_ready().await;
+    let told = server
+        .logs()
+        .iter()
+        .filter(|line| line.contains("no setting of"))
+        .count();
+    assert_eq!(told, 1);
 }
 
 #[tokio::test]
