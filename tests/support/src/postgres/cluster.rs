@@ -302,7 +302,7 @@ impl Postgres {
         pids
     }
 
-    fn log_tail(&self) -> String {
+    pub(super) fn log_tail(&self) -> String {
         self.process.as_ref().map(Process::tail).unwrap_or_default()
     }
 }

@@ -93,11 +93,11 @@ impl Postgres {
     /// Makes a standby a primary, and waits until it takes writes.
     pub async fn promote(&self) {
         let admin = self.admin().await;
+        let promoted: bool = admin.value("SELECT pg_promote(wait_seconds => 30)").await;
         assert!(
-            admin
-                .value::<bool>("SELECT pg_promote(wait_seconds => 30)")
-                .await,
-            "the standby did not become a primary in time"
+            promoted,
+            "the standby did not become a primary in time\n{}",
+            self.log_tail()
         );
     }
 
