@@ -65,8 +65,11 @@ fn main() -> ExitCode {
             return ExitCode::from(CONFIGURATION);
         }
     };
+    // By itself a thread that has work looks into the common queue about every sixtieth
+    // time: what landed there would wait for seconds while requests flood in.
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .enable_all()
+        .global_queue_interval(4)
         .build()
     {
         Ok(runtime) => runtime,
