@@ -69,7 +69,7 @@ impl Connection {
             patience: Some(Box::pin(tokio::time::sleep(BEGINNING))),
             silence,
             heard: 0,
-            turn: Turn::new(),
+            turn: Turn::new(place.turns()),
             ended,
             _place: place,
         }
@@ -133,7 +133,6 @@ impl AsyncRead for Connection {
         ready!(self.turn.poll_begin(cx));
         let before = buffer.filled().len();
         let Poll::Ready(read) = Pin::new(&mut self.stream).poll_read(cx, buffer) else {
-            self.turn.nothing_left();
             return Poll::Pending;
         };
         budget.made_progress();

@@ -30,6 +30,7 @@ use tokio_util::sync::PollSemaphore;
 use super::{
     connection::Connection,
     seat::{Seat, Seats},
+    turn::Queue,
 };
 use crate::{caller::Caller, metrics::Gauge};
 
@@ -57,6 +58,7 @@ pub(crate) struct Incoming {
     rest: Option<Pin<Box<Sleep>>>,
     room: PollSemaphore,
     seats: Arc<Seats>,
+    turns: Queue,
     open: Gauge,
     /// The place of the next connection.
     place: Option<OwnedSemaphorePermit>,
@@ -76,6 +78,7 @@ impl Incoming {
             rest: None,
             room: PollSemaphore::new(Arc::new(Semaphore::new(room))),
             seats: Arc::default(),
+            turns: Queue::default(),
             open: Gauge::default(),
             place: None,
             patience: None,
@@ -142,7 +145,7 @@ impl Incoming {
                         stream,
                         peer,
                         silence: self.silence,
-                        place: Place::new(place, &self.seats, &self.open),
+                        place: Place::new(place, self),
                     });
                 }
                 Err(error) => {
@@ -171,16 +174,18 @@ impl Stream for Incoming {
 /// A connection's place, given back on drop.
 pub(super) struct Place {
     seats: Arc<Seats>,
+    turns: Queue,
     open: Gauge,
     _permit: OwnedSemaphorePermit,
 }
 
 impl Place {
-    fn new(permit: OwnedSemaphorePermit, seats: &Arc<Seats>, open: &Gauge) -> Self {
-        open.inc();
+    fn new(permit: OwnedSemaphorePermit, incoming: &Incoming) -> Self {
+        incoming.open.inc();
         Self {
-            seats: Arc::clone(seats),
-            open: open.clone(),
+            seats: Arc::clone(&incoming.seats),
+            turns: incoming.turns.clone(),
+            open: incoming.open.clone(),
             _permit: permit,
         }
     }
@@ -188,6 +193,10 @@ impl Place {
     /// What is open on it, for when it begins: a handshake has a limit of its own.
     pub(super) fn seat(&self) -> Arc<Seat> {
         self.seats.seat()
+    }
+
+    pub(super) fn turns(&self) -> Queue {
+        self.turns.clone()
     }
 }
 
