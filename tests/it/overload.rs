@@ -188,12 +188,15 @@ async fn a_call_whose_time_is_over_before_its_turn_is_not_begun() {
         .await;
     let mut client = server.client().await;
     granted(&mut client, "first", "a", LONG).await;
+    let rounds = ("fencepost_round_calls_count", [("lane", "calls")]);
+    let before = Scrape::of(&server).await.value(rounds.0, &rounds.1);
     proxy.hold();
     let busy = {
         let mut client = client.clone();
         tokio::spawn(async move { acquire(&mut client, "busy", "a", LONG).await })
     };
-    crate::metrics::wait_for(&server, "fencepost_calls_in_flight", &[], 1.0).await;
+    // Not merely there: what comes before its round has begun may go with it.
+    crate::metrics::wait_for(&server, rounds.0, &rounds.1, before + 1.0).await;
     let calls: JoinSet<_> = (0..CALLS)
         .map(|n| {
             let mut client = client.clone();
