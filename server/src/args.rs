@@ -292,25 +292,24 @@ impl Environment {
     /// Names of variables that look like a flag's twin and are none: a mistyped one would
     /// be left out without a word.
     pub(crate) fn unknown() -> Vec<String> {
+        let command = Cli::command();
+        let twins: Vec<_> = iter::once(&command)
+            .chain(command.get_subcommands())
+            .flat_map(clap::Command::get_arguments)
+            .filter_map(clap::Arg::get_env)
+            .collect();
         std::env::vars_os()
+            .filter(|(name, _)| !twins.contains(&name.as_os_str()))
             .filter_map(|(name, _)| name.into_string().ok())
-            .filter(|name| is_unknown(name))
+            .filter(|name| name.starts_with("FENCEPOST_") && !is_of_a_service(name))
             .collect()
     }
 }
 
-fn is_unknown(name: &str) -> bool {
-    // Kubernetes sets these for a service called fencepost.
-    let of_a_service = ["_SERVICE_HOST", "_SERVICE_PORT", "_PORT_"]
-        .iter()
-        .any(|part| name.contains(part));
-    let command = Cli::command();
-    let mut twins = iter::once(&command)
-        .chain(command.get_subcommands())
-        .flat_map(clap::Command::get_arguments)
-        .filter_map(clap::Arg::get_env);
-    name.starts_with("FENCEPOST_")
-        && !of_a_service
-        && name != "FENCEPOST_PORT"
-        && !twins.any(|twin| twin == name)
+/// Kubernetes sets these for a service called fencepost.
+fn is_of_a_service(name: &str) -> bool {
+    name == "FENCEPOST_PORT"
+        || ["_SERVICE_HOST", "_SERVICE_PORT", "_PORT_"]
+            .iter()
+            .any(|part| name.contains(part))
 }
